@@ -408,6 +408,6 @@ def test_what_was_read_off_runs_stands_in_the_registry_as_it_is_used() -> None:
     entries = {(entry.name, entry.family): entry.value for entry in constants() if entry.status == "read off"}
     host = {family: framework(family).host for name, family in entries if name.startswith("host.")}
     layers = {family: policy.layer_cpu_s for family, policy in host.items()}
-    assert {"megatron-core", "nanotron"} == set(host)
+    assert {"megatron-core", "nanotron", "transformers"} == set(host)
     assert layers == {family: value for (name, family), value in entries.items() if name == "host.layer_s"}
     assert entries["host.expert_layer_s", "megatron-core"] == host["megatron-core"].expert_layer_cpu_s

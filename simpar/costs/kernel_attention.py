@@ -43,12 +43,12 @@ FP8_SPEEDUP: Final = 1.5
 RATIO: Final = {"small": 2.65, "usual": 2.9, "latent": 3.3}
 """Backward over forward time: head sizes up to 64, above, and 192 / 128."""
 BACKWARD_SPREAD: Final = 0.08
-DROPOUT_INTEGERS: Final = {"flash": (5.3, 8.1), "cudnn": (13.3, 7.0)}
+DROPOUT_INTEGERS: Final = {"flash": (5.4, 7.3), "cudnn": (13.3, 7.2)}
 """Integer instructions by which dropout lengthens a fused kernel, forward and backward, for each score inside the mask.
 
 Random numbers of a counter (Philox) are made again in the backward. Measured: one H100, torch 2.11, cuDNN 9.19 and torch's
-FlashAttention 2, five shapes of head sizes 64 and 128 with dropout 0.1 and 0 (validation/measured/h100-2026-11/host.jsonl), their
-median. FlashAttention-3 has no dropout: such runs fall back to its predecessor."""
+FlashAttention 2, five shapes of head sizes 64 and 128 with dropout 0.1 and 0 (validation/measured/h100-2026-11/host.jsonl): what
+all took longer together over their scores. FlashAttention-3 has no dropout: such runs fall back to its predecessor."""
 INTEGER_LANES: Final = 64
 """32-bit integer instructions of an SM in a clock."""
 _LATENT: Final = "cudnn"

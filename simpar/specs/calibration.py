@@ -88,7 +88,7 @@ MEANING: Final[dict[str, str]] = {
     "expert_memory_error": "the same of a model with experts: what each rank gets is not known before it runs",
     "kernels.odd_rows": "factor on products whose rows start on 2 bytes, which asynchronous copies cannot load",
     "kernels.unaligned_heads": "factor on the rate of batched products over heads whose rows are not aligned to 16 bytes",
-    "host.layer_s": "host seconds per layer and pass beside its launches, Megatron-LM since 2023-08, nanotron (Host.layer_cpu_s)",
+    "host.layer_s": "host seconds a layer and pass beside its launches: Megatron-LM of 2023-08, nanotron, transformers",
     "host.expert_layer_s": "more of it in a forward that waits for the tokens of each expert (Host.expert_layer_cpu_s)",
     "search.mesh_error": "error that layouts of one mesh and micro-batch share (sd of a logarithm)",
     "search.own_error": "error of one layout among those of its mesh (sd of a logarithm)",

@@ -92,26 +92,7 @@ def eager() -> Iterator[tuple[str, Callable[[], dict[str, float]]]]:
     yield "cast", no_grad(lambda: x.float())
 
     def chain(op: Callable[[torch.Tensor], torch.Tensor], length: int = 200) -> Callable[[], dict[str, float]]:
-        def run() -> dict[str, float]:
-            forward, backward = [], []
-            for _ in range(7):
-                y = g
-                wait()
-                a = time.perf_counter()
-                for _ in range(length):
-                    y = op(y)
-                b = time.perf_counter()
-                loss = y.sum()
-                wait()
-                c = time.perf_counter()
-                loss.backward()
-                d = time.perf_counter()
-                g.grad = None
-                forward.append((b - a) / length)
-                backward.append((d - c) / length)
-            return {"forward_s": statistics.median(forward), "backward_s": statistics.median(backward)}
-
-        return run
+        return chain_of(g, op, length)
 
     yield "autograd of add", chain(lambda y: y + w)
     yield "autograd of mul", chain(lambda y: y * w)
@@ -177,29 +158,32 @@ def ident_mul(y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return y * w
 
 
+def both_passes(forward: Callable[[], torch.Tensor], count: int) -> dict[str, float]:
+    """Host seconds for each of `count` parts of a forward and of its backward."""
+    times = []
+    for _ in range(7):
+        wait()
+        begin = time.perf_counter()
+        y = forward()
+        middle = time.perf_counter()
+        loss = y.sum()
+        wait()
+        back = time.perf_counter()
+        loss.backward()
+        times.append(((middle - begin) / count, (time.perf_counter() - back) / count))
+    return {"forward_s": statistics.median(f for f, _ in times), "backward_s": statistics.median(b for _, b in times)}
+
+
 def chain_of(start: torch.Tensor, op: Callable[[torch.Tensor], torch.Tensor], length: int = 100) -> Callable[[], dict[str, float]]:
     """Host time of a chain, forward and backward."""
 
-    def run() -> dict[str, float]:
-        forward, backward = [], []
-        for _ in range(7):
-            y = start
-            wait()
-            a = time.perf_counter()
-            for _ in range(length):
-                y = op(y)
-            b = time.perf_counter()
-            loss = y.sum()
-            wait()
-            c = time.perf_counter()
-            loss.backward()
-            d = time.perf_counter()
-            start.grad = None
-            forward.append((b - a) / length)
-            backward.append((d - c) / length)
-        return {"forward_s": statistics.median(forward), "backward_s": statistics.median(backward)}
+    def forward() -> torch.Tensor:
+        start.grad, y = None, start
+        for _ in range(length):
+            y = op(y)
+        return y
 
-    return run
+    return lambda: both_passes(forward, length)
 
 
 def optimizers() -> Iterator[tuple[str, Callable[[], dict[str, float]]]]:
@@ -388,20 +372,7 @@ def sharded() -> Iterator[tuple[str, Callable[[], dict[str, float]]]]:
                 fully_shard(one, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
             fully_shard(model, mesh=mesh, mp_policy=policy)
         x = torch.randn(8, 64, device=DEV)
-        forward, backward = [], []
-        for _ in range(7):
-            wait()
-            a = time.perf_counter()
-            y = model(x)
-            b = time.perf_counter()
-            loss = y.sum()
-            wait()
-            c = time.perf_counter()
-            loss.backward()
-            d = time.perf_counter()
-            forward.append((b - a) / layers)
-            backward.append((d - c) / layers)
-        return {"forward_s": statistics.median(forward), "backward_s": statistics.median(backward)}
+        return both_passes(lambda: model(x), layers)
 
     yield "layer of 7 linears", lambda: stack(False)
     yield "layer of 7 linears under fully_shard", lambda: stack(True)
@@ -420,20 +391,7 @@ def sharded() -> Iterator[tuple[str, Callable[[], dict[str, float]]]]:
             for one in model:
                 parallelize_module(one, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
         x = torch.randn(8, 64, device=DEV)
-        forward, backward = [], []
-        for _ in range(7):
-            wait()
-            a = time.perf_counter()
-            y = model(x)
-            b = time.perf_counter()
-            loss = y.sum()
-            wait()
-            c = time.perf_counter()
-            loss.backward()
-            d = time.perf_counter()
-            forward.append((b - a) / layers)
-            backward.append((d - c) / layers)
-        return {"forward_s": statistics.median(forward), "backward_s": statistics.median(backward)}
+        return both_passes(lambda: model(x), layers)
 
     yield "pair of linears", lambda: parallel(False)
     yield "pair of linears, tensor parallel over 8", lambda: parallel(True)
