@@ -35,7 +35,7 @@ num_gpus = 8
 tp = 4
 dp = 2
 [training]
-sequence_length = 4096
+sequence_length = 16384
 micro_batch_size = 1
 global_batch_size = 8
 """
