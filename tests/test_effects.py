@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from simpar.engine.effects import expected_load_factor
 from simpar.errors import InputError
 from simpar.parallel.keys import Gather, Reduce
 from simpar.parallel.traffic import state_collectives
+from simpar.specs.models_io import load_model
+from simpar.specs.notes import scenario_notes
 from simpar.specs.scenario import Scenario, read_scenario
 from simpar.step import prepare, simulate
 from simpar.topology.cluster import Cluster
@@ -120,3 +123,23 @@ def test_a_slow_link_slows_the_step() -> None:
     link = next(link for link in cluster.route(0, 8) if "nic" in cluster.links.names[link])
     fault = f"effects.link_faults=[{{link='{link}', factor=0.02}}]"
     assert simulate(read_scenario(LLAMA, [*shared, fault]), detail="stage").step_time_s > 1.01 * base
+
+
+def test_loads_nobody_states_are_a_trained_routers() -> None:
+    """7 % apart under a bias that balances them, 30 % else; even only where it is said, and the output says what is assumed."""
+    text = ["training.routing={}"]
+    trained, biased = mixtral(*text), read_scenario(ROOT / "scenarios" / "deepseek-v3_h800x2048_pp16ep64.toml")
+    for scenario, share in ((trained, "30%"), (biased, "7%")):
+        assert any(f"loads differ by {share} of their mean" in note for note in scenario_notes(scenario))
+        assert expected_load_factor(scenario) > 1.02
+    given = mixtral(*text, "training.routing.spread=0.3")
+    assert expected_load_factor(given) == expected_load_factor(trained)
+    assert not any("loads differ" in note for note in [*scenario_notes(given), *scenario_notes(mixtral())])
+    assert expected_load_factor(mixtral()) == 1.0
+    assert simulate(trained).step_time_s > simulate(mixtral()).step_time_s
+
+
+def test_a_bias_beside_biased_experts_balances_nothing() -> None:
+    """GPT-OSS: the router's bias is one of its linear layer."""
+    assert load_model("gpt-oss-20b").even_routing is False  # type: ignore[union-attr]
+    assert load_model("kimi-k2").even_routing is True  # type: ignore[union-attr]

@@ -95,6 +95,11 @@ BESIDE: Final[Table] = {
         for name in ("vision", "audio")
     ] + LAYERS["stacks"],
 }  # fmt: skip
+ROUTED: Final[Table] = {
+    "kind": "layers", "vocab_size": 32000,
+    "stacks": [{"name": "decoder", "hidden_size": 1024, "pattern": ["a*8"], "layers": {"a": {"sublayers": [
+        STEPS_OF_A_LAYER[0], {"branches": [{"kind": "experts", "num_experts": 16, "num_experts_per_tok": 4, "width": 1024}]}]}}}],
+}  # fmt: skip
 STEP: Final[Table] = {"sequence_length": 4096, "global_batch_size": 32, "micro_batch_size": 1}
 
 
@@ -145,6 +150,7 @@ BASES: Final[Mapping[str, Table]] = {
     "plain": _scenario(DENSE, {"zero_stage": 0}),
     "host": _scenario(TINY_EXPERTS, {"ep": 8}, {"cuda_graphs": True, "sequence_length": 16}),
     "natural": _scenario(EXPERTS, {"ep": 4}, {"routing": {"kind": "lognormal"}}),
+    "routed": _scenario(ROUTED, {"ep": 4}),
     "trainer": _scenario(DENSE, {"zero_stage": 3}, framework="transformers"),
     "adapters": _scenario({**DENSE, "gated_mlp": False, "activation": "gelu"}, {"zero_stage": 0},
                           {"trainable": "lora", "lora_modules": "all"}, framework="transformers"),

@@ -100,6 +100,15 @@ def test_each_loss_is_named(changes: list[str], field: str) -> None:
     assert field in {v.field for v in caught.value.violations}
 
 
+def test_forced_balance_is_a_flag_both_ways() -> None:
+    even = read_scenario(SCENARIOS / "mixtral-8x22b_h100x128_tp2pp8ep8.toml")
+    assert "--moe-router-force-load-balancing" in flags(even)
+    natural = read_scenario(SCENARIOS / "mixtral-8x22b_h100x128_tp2pp8ep8.toml", ["training.routing={}"])
+    assert "--moe-router-force-load-balancing" not in flags(natural)
+    assert load(launch_script(even)).scenario.training.routing.kind == "balanced"
+    assert load(launch_script(natural)).scenario.training.routing.kind == "lognormal"
+
+
 @pytest.mark.parametrize("path", RUNNABLE, ids=lambda p: p.stem)
 def test_every_shipped_scenario_comes_back(path: Path) -> None:
     scenario = plain(read_scenario(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from simpar.engine.jitter import Noise
 from simpar.program.program import FloatArray, PriceTable
 from simpar.specs.reference import expert_model
 from simpar.specs.scenario import Scenario
+from simpar.specs.training import spread_of
 from simpar.topology.cluster import Cluster
 
 
@@ -42,7 +44,7 @@ def routing_law(scenario: Scenario) -> Routing | None:
     if model is None or model.moe is None or routing.kind == "balanced":
         return None
     return Routing(model.moe.num_experts, model.moe.num_experts_per_tok, routing.kind, routing.alpha, routing.counts,
-                   routing.capacity_factor, spread=routing.spread)  # fmt: skip
+                   routing.capacity_factor, spread=spread_of(routing, model))  # fmt: skip
 
 
 def _routed_tokens(scenario: Scenario) -> int:
@@ -52,7 +54,12 @@ def _routed_tokens(scenario: Scenario) -> int:
 def expected_load_factor(scenario: Scenario) -> float:
     """Mean over draws of the fullest expert rank's tokens over the mean, as the scenario's routing implies."""
     law = routing_law(scenario)
-    return 1.0 if law is None else float(law.load_factors(_routed_tokens(scenario), scenario.plan.ep, 16, 8, (0,)).mean())
+    return 1.0 if law is None or scenario.plan.ep == 1 else _expected(law, _routed_tokens(scenario), scenario.plan.ep)
+
+
+@lru_cache(maxsize=4096)
+def _expected(law: Routing, tokens: int, ep: int) -> float:
+    return float(law.load_factors(tokens, ep, 16, 8, (0,)).mean())
 
 
 def memory_loads(scenario: Scenario, layers: int, in_flight: int) -> FloatArray:

@@ -21,7 +21,7 @@ from simpar.specs.plan import RecomputeSpec
 from simpar.specs.scenario import Scenario
 
 DESCRIPTIVE: Final = frozenset({"name", "source", "published_parameters", "published_as", "published_scope", "published_rounding",
-                                   "dropout", "packed_attention"})  # fmt: skip
+                                   "dropout", "packed_attention", "even_routing"})  # fmt: skip
 """Fields of a model that say where it comes from, what its file proposes for a run, how its own code is written."""
 
 

@@ -233,6 +233,8 @@ def training_flags(scenario: Scenario) -> list[str]:
         flags += ["--cross-entropy-loss-fusion", f"--cross-entropy-fusion-impl {'te' if te else 'native'}"]
     if t.attention_kernel in _BACKENDS:
         flags.append(f"--attention-backend {_BACKENDS[t.attention_kernel]}")
+    if t.routing.kind == "balanced" and getattr(scenario.model, "moe", None) is not None:
+        flags.append("--moe-router-force-load-balancing")
     if t.routing.capacity_factor is not None:
         flags += [f"--moe-expert-capacity-factor {t.routing.capacity_factor}", "--moe-pad-expert-input-to-capacity"]
     return flags

@@ -185,7 +185,7 @@ def read_hybrid(f: Flags, vocabulary: int) -> dict[str, Any] | None:
     f.use("swiglu", "squared-relu", "num-attention-heads", "ffn-hidden-size", "position-embedding-type", "kv-channels")
     f.use("group-query-attention", "num-query-groups", "num-experts", "moe-router-topk", "moe-ffn-hidden-size")
     return {
-        "kind": "layers", "vocab_size": vocabulary, "stacks": [stack],
+        "kind": "layers", "vocab_size": vocabulary, "stacks": [stack], "even_routing": f.on("moe-router-enable-expert-bias"),
         "tie_word_embeddings": not f.on("untie-embeddings-and-output-weights"),
         "max_position_embeddings": f.number("max-position-embeddings", f.number("seq-length", 8192)),
     }  # fmt: skip

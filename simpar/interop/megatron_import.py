@@ -280,8 +280,10 @@ def _training(f: Flags) -> dict[str, Any]:
     found["cross_entropy"] = "fused" if f.on("cross-entropy-loss-fusion") else "auto"
     backend, flash = f.text("attention-backend", "auto"), f.on("use-flash-attn")
     found["attention_kernel"] = _KERNELS.get(backend, "fa2" if flash else "auto")
+    if f.on("moe-router-force-load-balancing"):
+        found["routing"] = {"kind": "balanced"}
     if f.has("moe-expert-capacity-factor"):
-        found["routing"] = {"capacity_factor": f.fraction("moe-expert-capacity-factor", 1.0)}
+        found["routing"] = {**found.get("routing", {}), "capacity_factor": f.fraction("moe-expert-capacity-factor", 1.0)}
     return found
 
 

@@ -114,6 +114,8 @@ def sections(scenario: Scenario, key: Key) -> Sections:
         "activation_checkpoint": _checkpoint(scenario),
         "compile": {"enable": bool(meaning(scenario)["training.compile"]), "components": ["model", "loss"]},
     }
+    if training.routing.kind == "balanced" and getattr(scenario.model, "moe", None) is not None:
+        found["debug"] = {"moe_force_load_balance": True}
     if training.precision == "fp8":
         found["quantize.linear.float8"] = {"enable_fsdp_float8_all_gather": False, "filter_fqns": ["output"]}
     elif training.precision == "fp8-rowwise":

@@ -93,6 +93,12 @@ DROPOUTS: Final = (
 )  # fmt: skip
 """Names that files have for the dropout of residual branches."""
 
+BALANCING: Final = (
+    "moe_router_enable_expert_bias", "router_enable_expert_bias", "use_expert_bias", "use_routing_bias", "use_moe_router_bias",
+    "moe_router_use_expert_bias", "moe_use_aux_free",
+)  # fmt: skip
+"""Names that files have for a bias per expert that balances loads."""
+
 
 class Keys:
     """One object of a config.json; problems and notes are collected, not raised one by one."""
@@ -151,6 +157,15 @@ class Keys:
         """Of the residual branches; 0 where the file does not say."""
         value = self.get(*DROPOUTS, default=0.0)
         return float(value) if isinstance(value, int | float) and 0 <= value < 1 else 0.0
+
+    def balances_experts(self) -> bool:
+        """Whether a bias per expert keeps their loads even: DeepSeek-V3's router, and those made after it (GLM 4.5, Nemotron 3).
+
+        Files that do not name it have the factor by which that router scales what its sigmoids weigh.
+        """
+        method, factor = self.get("topk_method"), self.get("routed_scaling_factor", "moe_routed_scaling_factor", default=1.0)
+        named = any(self.get(name) for name in BALANCING)
+        return method == "noaux_tc" or named or (method is None and factor not in (None, 1.0))
 
     def size(self, *names: str) -> int:
         """A size without which no model is known: of the file itself at the top, from the class inside (text_config)."""

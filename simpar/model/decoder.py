@@ -370,6 +370,8 @@ class Decoder:
             "max_position_embeddings": rows if isinstance(rows, int) and rows > 0 else 8192,
             "num_nextn_predict_layers": self.mtp_layers(),
             "dropout": self.k.dropout(),
+            # Where experts have biases of their own, the router's is one more of them and balances nothing (GPT-OSS).
+            "even_routing": self.k.balances_experts() or (self.flag(self.f.router_bias) and not self.f.expert_bias),
             "extra": tuple(extra),
         }
 

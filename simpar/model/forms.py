@@ -32,6 +32,7 @@ def general(model: TransformerSpec) -> ArchitectureSpec:
         name=model.name, vocab_size=model.vocab_size, tie_word_embeddings=model.tie_word_embeddings, head_bias=model.head_bias,
         max_position_embeddings=model.max_position_embeddings, stacks=tuple(stacks), extra=tuple(extra),
         num_nextn_predict_layers=model.num_nextn_predict_layers, source=model.source, dropout=model.dropout,
+        even_routing=model.even_routing,
     )  # fmt: skip
 
 
@@ -81,7 +82,7 @@ def _fields(model: ArchitectureSpec, stack: StackSpec) -> dict[str, Any] | None:
     extra = {weight.name for weight in model.extra}
     latent = isinstance(attention, LatentAttentionSpec)
     fields: dict[str, Any] = {
-        "name": model.name, "source": model.source, "dropout": model.dropout,
+        "name": model.name, "source": model.source, "dropout": model.dropout, "even_routing": model.even_routing,
         "hidden_size": stack.hidden_size, "num_hidden_layers": len(order),
         "intermediate_size": dense.width if dense else feed.width, "vocab_size": model.vocab_size,
         "max_position_embeddings": model.max_position_embeddings, "tie_word_embeddings": model.tie_word_embeddings,

@@ -23,6 +23,7 @@ from simpar.specs.reference import NO_EXPERTS, expert_model, rules_of_all
 from simpar.specs.scenario_spec import Scenario
 from simpar.specs.size import too_large
 from simpar.specs.stage_plan import hosts, part_rules
+from simpar.specs.training import RoutingSpec
 
 DIMENSIONS: Final = ("tp", "cp", "ep", "dp", "pp")
 
@@ -357,7 +358,7 @@ def _experts(model: TokenModel, scenario: Scenario) -> Iterator[Violation]:
 
 def _no_experts(scenario: Scenario) -> Iterator[Violation]:
     routing = scenario.training.routing
-    if routing != type(routing)():
+    if routing not in (RoutingSpec(), RoutingSpec(kind="balanced")):
         yield Violation("training.routing", routing.kind, NO_EXPERTS, "leave it out")
 
 

@@ -90,6 +90,8 @@ class TransformerSpec(Spec):
     """Kind of norm."""
     position: Literal["rope", "learned", "alibi", "relative", "none"] = "rope"
     """How positions enter."""
+    even_routing: bool = False
+    """A bias per expert keeps the experts' loads even (DeepSeek-V3's balancing without an auxiliary loss); see training.routing."""
     packed_attention: bool = False
     """The model's own code multiplies queries, keys and values by one matrix (GPT-2)."""
     attention_bias: bool = False

@@ -12,9 +12,10 @@ from simpar.specs.framework import framework
 from simpar.specs.framework_options import dropout_of
 from simpar.specs.model import TransformerSpec
 from simpar.specs.plan import RecomputeSpec
-from simpar.specs.reference import other_model
+from simpar.specs.reference import expert_model, other_model
 from simpar.specs.scenario_spec import Scenario
 from simpar.specs.stage_plan import hosts, part_notes
+from simpar.specs.training import spread_of
 
 _OF_ADAPTERS: Final = ("lora_rank", "lora_modules", "lora_adapters", "base_weights")
 
@@ -38,7 +39,7 @@ def scenario_notes(scenario: Scenario) -> list[str]:
     dropout = dropout_of(scenario, framework(scenario.framework, scenario.framework_version))
     if dropout and scenario.training.dropout is None:
         notes.append(f"dropout {dropout:g}, as the model's file says; training.dropout = 0 trains without")
-    return [*notes, *_idle(scenario), *part_notes(scenario), *_not_modelled(scenario), *_simplified(scenario)]
+    return [*notes, *_loads(scenario), *_idle(scenario), *part_notes(scenario), *_not_modelled(scenario), *_simplified(scenario)]
 
 
 def _idle(scenario: Scenario) -> Iterator[str]:
@@ -48,6 +49,19 @@ def _idle(scenario: Scenario) -> Iterator[str]:
     written = [name for name in _OF_ADAPTERS if getattr(training, name) != usual[name].default]
     if training.trainable != "lora" and written:
         yield f"training.{', '.join(written)}: without effect, as training.trainable is {training.trainable!r} and not 'lora'"
+
+
+def _loads(scenario: Scenario) -> Iterator[str]:
+    """How far the experts' loads are assumed apart, where nobody says it and ranks wait for the fullest."""
+    model, routing = expert_model(scenario), scenario.training.routing
+    if model is None or model.moe is None or scenario.plan.ep == 1 or routing.capacity_factor is not None:
+        return
+    if routing.kind == "lognormal" and routing.spread is None:
+        why = "balanced by a bias" if model.even_routing else "trained"
+        yield (
+            f"assumed: experts' loads differ by {spread_of(routing, model):.0%} of their mean (a router that is {why}; "
+            "training.routing.spread), none with training.routing.kind = 'balanced', as benchmarks force it"
+        )
 
 
 def _encoders(scenario: Scenario) -> Iterator[str]:

@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 
-from simpar.specs.architecture import ModelSpec
+from simpar.specs.architecture import ModelSpec, TokenModel
 from simpar.specs.base import Spec
 from simpar.specs.optimizers import KINDS
 
@@ -29,18 +29,31 @@ Optimizer = Annotated[str, AfterValidator(_known_optimizer)]
 class RoutingSpec(Spec):
     """How tokens spread over experts."""
 
-    kind: Literal["balanced", "uniform", "lognormal", "zipf", "counts"] = "balanced"
-    """balanced: every expert has the mean; uniform: every expert is as likely, so chance alone spreads the tokens; lognormal: a
-    trained router's popularity of experts."""
-    spread: Annotated[float, Field(ge=0, le=3)] = 0.3
+    kind: Literal["balanced", "uniform", "lognormal", "zipf", "counts"] = "lognormal"
+    """lognormal: a trained router's popularity of experts; balanced: every expert has the mean, as benchmarks force it; uniform:
+    every expert is as likely, so chance alone spreads the tokens."""
+    spread: Annotated[float, Field(ge=0, le=3)] | None = None
     """lognormal: standard deviation of the experts' loads over their mean. 0.05-0.1 under a bias that balances them, 0.2-0.45 of
-    trained models, 1 early in training (docs/finetuning.md)."""
+    trained models, 1 early in training (docs/finetuning.md); none = by the router: `spread_of`."""
     alpha: Annotated[float, Field(ge=0)] = 0.0
     """Zipf exponent of the expert popularity."""
     counts: tuple[float, ...] = ()
     """Measured relative load per expert."""
     capacity_factor: Annotated[float, Field(gt=0)] | None = None
     """Fixed expert capacity (drop and pad) as a multiple of the mean; none = dropless."""
+
+
+BIASED_SPREAD: Final = 0.07
+"""Under a bias per expert that balances loads (DeepSeek-V3): 0.05 to 0.1 (arXiv 2408.15664)."""
+TRAINED_SPREAD: Final = 0.3
+"""Of other routers: Ginis of 0.1 to 0.25 in trained checkpoints on text (arXiv 2605.20982) are 0.2 to 0.45; their middle."""
+
+
+def spread_of(routing: RoutingSpec, model: TokenModel) -> float:
+    """Standard deviation of the experts' loads over their mean, where the training says none by what the router is."""
+    if routing.spread is not None:
+        return routing.spread
+    return BIASED_SPREAD if model.even_routing else TRAINED_SPREAD
 
 
 class EncoderInputSpec(Spec):
