@@ -14,6 +14,7 @@ from simpar.parallel.traffic import state_collectives
 from simpar.specs.models_io import load_model
 from simpar.specs.notes import scenario_notes
 from simpar.specs.scenario import Scenario, read_scenario
+from simpar.specs.training import spread_of
 from simpar.step import prepare, simulate
 from simpar.topology.cluster import Cluster
 
@@ -126,13 +127,14 @@ def test_a_slow_link_slows_the_step() -> None:
 
 
 def test_loads_nobody_states_are_a_trained_routers() -> None:
-    """7 % apart under a bias that balances them, 30 % else; even only where it is said, and the output says what is assumed."""
+    """7 % apart under a bias that balances them, else by the number of experts; even only where it is said."""
     text = ["training.routing={}"]
     trained, biased = mixtral(*text), read_scenario(ROOT / "scenarios" / "deepseek-v3_h800x2048_pp16ep64.toml")
-    for scenario, share in ((trained, "30%"), (biased, "7%")):
+    assert spread_of(trained.training.routing, load_model("qwen3-30b-a3b")) == 0.3
+    for scenario, share in ((trained, "8%"), (biased, "7%")):
         assert any(f"loads differ by {share} of their mean" in note for note in scenario_notes(scenario))
         assert expected_load_factor(scenario) > 1.02
-    given = mixtral(*text, "training.routing.spread=0.3")
+    given = mixtral(*text, "training.routing.spread=0.075")
     assert expected_load_factor(given) == expected_load_factor(trained)
     assert not any("loads differ" in note for note in [*scenario_notes(given), *scenario_notes(mixtral())])
     assert expected_load_factor(mixtral()) == 1.0
