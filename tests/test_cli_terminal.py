@@ -106,8 +106,8 @@ def test_ctrl_c_prints_no_workers_traceback(moment: str, tmp_path: Path) -> None
     """Of a search that lasts minutes on any machine."""
     store = tmp_path / "search.sqlite"
     arguments = [
-        "search", "--model", "deepseek-v3", "--hardware", "dgx-h100", "--num-nodes", "256", "--sequence-length", "4096",
-        "--global-batch", "8192", "--workers", "2", "--quiet", "--store", str(store),
+        "search", "--model", "llama3.1-70b", "--hardware", "dgx-h100", "--num-nodes", "8", "--sequence-length", "8192",
+        "--global-batch", "512", "--framework", "any", "--prove", "--workers", "2", "--quiet", "--store", str(store),
     ]  # fmt: skip
     # A shell that runs the tests in its background has them ignore Ctrl-C, and so would what they start.
     process = subprocess.Popen(
