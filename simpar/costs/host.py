@@ -84,6 +84,15 @@ def launch_seconds(layout: Layout, price: BlockPrice, phase: str) -> float:
     return host
 
 
+def least_launches(layout: Layout, *, experts: bool) -> tuple[float, float]:
+    """Host seconds of a block's forward and backward, at least: without any launch, whatever the pipeline lets the host do."""
+    nothing = BlockPrice(0.0, (), (), (), 0, 0, (), expert_kernels=int(experts))
+    each = {phase: launch_seconds(layout, nothing, phase) for phase in PASS_SHARE}
+    if may_run_ahead(layout):
+        each = {phase: min(own, PASS_SHARE[phase] * sum(each.values())) for phase, own in each.items()}
+    return each["F"], each["B"]
+
+
 def launch_gaps(device: Sequence[float], host: Sequence[float], *, blocking: bool = False, cut: bool = False) -> list[float]:
     """Seconds by which the host is late after each block of a pass.
 
@@ -155,4 +164,4 @@ def _checks_s(layout: Layout, price: BlockPrice, phase: str) -> float:
     return found
 
 
-__all__ = ["HostTimes", "launch_gaps", "launch_seconds", "passes_join", "runs_ahead"]
+__all__ = ["HostTimes", "launch_gaps", "launch_seconds", "least_launches", "passes_join", "runs_ahead"]

@@ -73,12 +73,16 @@ class SetBounds:
 
     def _serial_seconds(self, pp: int, m: int, floors: FloatArray) -> FloatArray:
         """A step of the best cut, from floors of blocks [variants, as `Floors.block`, kinds]."""
-        least = np.full(len(floors), np.inf)
+        least, host = np.full(len(floors), np.inf), self.pricing.floors.host
         for whole, before, tails, style in self._stacks(pp, m):
             forward = floors[:, 0] if style != "pairs" else floors[:, 3]
             backward = floors[:, 1] if style == "full" else floors[:, 2]
             both = floors[:, 4] if style == "full" else forward + backward
-            found = m * (whole @ both.T)
+            # A pass takes as long as the device or the host; one host launches both passes of a pair.
+            late = [whole @ each for each in (host if style != "pairs" else host.sum(axis=0, keepdims=True))]
+            passes = (forward, backward) if style != "pairs" else (both,)
+            work = sum(np.maximum(whole @ own.T, each[:, :, None]) for own, each in zip(passes, late, strict=True))
+            found = m * np.maximum(whole @ both.T, work)
             if self.pricing.waits(style):
                 found = found + before @ (forward + backward if tails else forward).T
             least = np.minimum(least, found.max(axis=1).min(axis=0))
