@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from search_random import CASES, random_choice, space_of
 
 from simpar.costs.block_price import price_list
+from simpar.costs.host import least_launches, runs_ahead
 from simpar.costs.price import Price, Provenance
 from simpar.costs.pricer import LayoutPricer
 from simpar.graph.rematerialise import Recompute
@@ -223,6 +224,22 @@ def test_floors_of_blocks_with_experts_are_below_their_prices(name: str) -> None
         assert floors[4] <= (forward + backward) * SLACK, str(choice)
         assert floors[4] > 0.5 * (forward + backward), str(choice)
         seen += 1
+
+
+@pytest.mark.parametrize("name", ["dense", "moe", "torchtitan"])
+def test_the_least_host_time_of_a_block_is_that_of_no_pipeline_more(name: str) -> None:
+    """With one stage, or sends that are not batched, the host runs ahead from pass to pass; without a capacity experts stop it."""
+    branch, draw, ahead = branch_of(name), random.Random(2), set()
+    for choice in (c for c in (random_choice(branch.space, draw) for _ in range(24)) if c is not None):
+        layout = branch.pricing.layout(choice)
+        host = LayoutPricer(layout, branch.pricing.kernels, branch.pricing.collectives).host
+        ahead.add(runs_ahead(layout))
+        for block in (b for stage in layout.stage_blocks for b in stage):
+            launched = least_launches(layout, experts=block.expert_parameters > 0)
+            for phase, without in zip("FB", launched, strict=True):
+                assert without <= host.least(block, phase) * SLACK, str(choice)
+                assert host.least(block, phase) <= host.seconds(block, phase) * SLACK, str(choice)
+    assert (True in ahead) == (name != "moe")
 
 
 def test_what_the_other_part_may_hide_is_in_no_floor() -> None:

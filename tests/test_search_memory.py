@@ -92,6 +92,17 @@ def test_what_blocks_keep_does_not_depend_on_overlap_or_place(name: str) -> None
         assert (pricing.held(*args) == table.kept + table.logits).all(), str(choice)
 
 
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_selected_modules_change_what_runs_again_and_nothing_else(name: str) -> None:
+    pricing, draw = branch_of(name).pricing, random.Random(7)
+    for choice in (c for c in (random_choice(pricing.space, draw) for _ in range(4)) if c is not None):
+        of = (choice.group, choice.micro_batch_size, choice.variant)
+        for each in pricing.space.selections:
+            layout, options = pricing._recomputing(*of, each)
+            probed = pricing.probe(*of, each)
+            assert (options, layout.network.layers) == (probed.options, probed.network.layers), (str(choice), each)
+
+
 @pytest.mark.parametrize(
     ("fix", "model", "nodes", "batch"),
     [

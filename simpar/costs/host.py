@@ -31,8 +31,9 @@ class HostTimes:
         return self._shared(block, phase) if self._ahead else self._own(block, phase)
 
     def least(self, block: LocalBlock, phase: str) -> float:
-        """No more than that, whether the pipeline lets the host run ahead or not."""
-        return min(self._own(block, phase), self._shared(block, phase))
+        """No more than that, whatever the pipeline lets the host do."""
+        own = self._own(block, phase)
+        return min(own, self._shared(block, phase)) if may_run_ahead(self._layout) else own
 
     def _shared(self, block: LocalBlock, phase: str) -> float:
         if phase not in PASS_SHARE:
@@ -83,6 +84,15 @@ def launch_seconds(layout: Layout, price: BlockPrice, phase: str) -> float:
     return host
 
 
+def least_launches(layout: Layout, *, experts: bool) -> tuple[float, float]:
+    """Host seconds of a block's forward and backward, at least: without any launch, whatever the pipeline lets the host do."""
+    nothing = BlockPrice(0.0, (), (), (), 0, 0, (), expert_kernels=int(experts))
+    each = {phase: launch_seconds(layout, nothing, phase) for phase in PASS_SHARE}
+    if may_run_ahead(layout):
+        each = {phase: min(own, PASS_SHARE[phase] * sum(each.values())) for phase, own in each.items()}
+    return each["F"], each["B"]
+
+
 def launch_gaps(device: Sequence[float], host: Sequence[float], *, blocking: bool = False, cut: bool = False) -> list[float]:
     """Seconds by which the host is late after each block of a pass.
 
@@ -119,14 +129,19 @@ def passes_join(pp: int, virtual_stages: int, schedule: str, overlap_p2p: bool |
     return policy.overlap_p2p_interleaved if overlap_p2p is None else overlap_p2p
 
 
-def runs_ahead(layout: Layout) -> bool:
-    """Whether the host runs ahead of the device from pass to pass.
+def may_run_ahead(layout: Layout) -> bool:
+    """Whether there are pipelines in which the host runs ahead of the device from pass to pass.
 
     Without a capacity the host of every dispatcher waits for the tokens that its experts get (Megatron-LM token_dispatcher.py,
     DeepEP's dispatch; HybridEP's unless it is given num_permuted_tokens)."""
-    plan = layout.plan
     dropless = layout.options.moe is not None and layout.training.routing.capacity_factor is None
-    if layout.gathers_by_layer or layout.training.launch_blocking or dropless:
+    return not (layout.training.launch_blocking or dropless)
+
+
+def runs_ahead(layout: Layout) -> bool:
+    """Whether the host runs ahead of the device from pass to pass."""
+    plan = layout.plan
+    if layout.gathers_by_layer or not may_run_ahead(layout):
         return False
     return passes_join(plan.pp, plan.virtual_stages, plan.schedule, plan.overlap_p2p, layout.framework.pipeline)
 
@@ -149,4 +164,4 @@ def _checks_s(layout: Layout, price: BlockPrice, phase: str) -> float:
     return found
 
 
-__all__ = ["HostTimes", "launch_gaps", "launch_seconds", "passes_join", "runs_ahead"]
+__all__ = ["HostTimes", "launch_gaps", "launch_seconds", "least_launches", "passes_join", "runs_ahead"]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import inf
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -135,11 +136,11 @@ class BlockTable:
     @classmethod
     def of(cls, columns: Sequence[Column | None], pass_s: float) -> BlockTable:
         """From a column of each kind; none where there is no such kind."""
-        empty = Column(_ZEROS, _ZEROS, _ZEROS, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, {}, 0.0, 0.0, 0.0, 0.0, 0.0)
-        rows = [empty if c is None else c for c in columns]
-        found = {f.name: [getattr(row, f.name) for row in rows] for f in fields(Column)}
-        arrays = {name: np.array(values).T for name, values in found.items() if name != "shapes"}
-        return cls(**arrays, shapes=tuple(found["shapes"]), pass_s=pass_s)
+        rows = [_EMPTY if c is None else c for c in columns]
+        phases = {name: np.array([getattr(row, name) for row in rows]).T for name in _BY_PHASE}
+        # One array of all other numbers: an array for each costs more than what it holds.
+        plain = dict(zip(_PLAIN, np.array([_plain_of(row) for row in rows]).T.copy(), strict=True))
+        return cls(**phases, **plain, shapes=tuple(row.shapes for row in rows), pass_s=pass_s)
 
     @cached_property
     def holds(self) -> bytes:
@@ -214,6 +215,12 @@ class Column:
             for name in ("seconds", "host", "compute")
         }
         return replace(self, **least)  # type: ignore[arg-type]
+
+
+_EMPTY: Final = Column(_ZEROS, _ZEROS, _ZEROS, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, {}, 0.0, 0.0, 0.0, 0.0, 0.0)
+_BY_PHASE: Final = ("seconds", "host", "compute")
+_PLAIN: Final = tuple(f.name for f in fields(Column) if f.name not in (*_BY_PHASE, "shapes"))
+_plain_of: Final = attrgetter(*_PLAIN)
 
 
 def block_kinds(network: Network, kinds: Kinds) -> list[tuple[int, Layer, bool]]:

@@ -232,8 +232,8 @@ class Branch:
         """Bound every variant over every pipeline by serial work."""
         del bound, count
         group, batch, m = payload
-        values, design = self.set_bounds.variant_seconds(group, batch, m).tolist(), mesh_key(group, batch)
-        for variant, value in zip(self.space.variants(group), values, strict=True):
+        variants, design = self.space.variants(group), mesh_key(group, batch)
+        for variant, value in zip(variants, self.set_bounds.variant_seconds(group, batch, m).tolist(), strict=True):
             layouts = self.space.variant_count(group, m, variant)
             if layouts:
                 self.push(value, "variant", (*payload, variant), layouts, design, self.set_bounds.least_bytes(group))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simpar.costs.host import least_launches
 from simpar.costs.key_price import scaled
 from simpar.costs.price import Price
 from simpar.costs.pricer import LayoutPricer
@@ -13,7 +17,7 @@ from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.layout import Layout
 from simpar.parallel.work import LocalOp
 from simpar.program.program import FloatArray
-from simpar.searching.blocks import plain_blocks, serial_seconds
+from simpar.searching.blocks import has_experts, plain_blocks, serial_seconds
 from simpar.searching.choice import Group, Variant
 
 if TYPE_CHECKING:
@@ -57,6 +61,22 @@ class Floors:
                 found.append(self.block(group, batch, Variant(sequence, style, False, False, "alltoall", precision))[[3, 2]])
             self._known[key] = np.minimum.reduce(found)
         return self._known[key]
+
+    @cached_property
+    def host(self) -> FloatArray:
+        """What the host takes beside its launches, [forward, backward; kinds]: of every mesh, the least of any variant."""
+        space, kinds = self.pricing.space, self.pricing.kinds
+        group, found = space.first_group, []
+        precisions = space.values("precision", (space.template.training.precision,))
+        for precision, dispatcher in product(precisions, {"alltoall", *space.values("ep_dispatcher", ())}):
+            variant = replace(space.variants(group)[0], precision=precision, ep_dispatcher=dispatcher)
+            layout, each = self.pricing.probe(group, 1, variant), np.zeros((2, kinds.count))
+            for kind, block in plain_blocks(layout, kinds, experts_only=False).items():
+                if not block.options.frozen:
+                    each[:, kind] = least_launches(layout, experts=has_experts(block.layer))
+            each[:, : kinds.layers] = each[:, kinds.layers : 2 * kinds.layers]
+            found.append(each)
+        return np.asarray(np.minimum.reduce(found))
 
     def _dense_floor(self, group: Group, batch: int, variant: Variant) -> FloatArray:
         site = self.pricing.sites.of(group)

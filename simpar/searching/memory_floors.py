@@ -103,6 +103,7 @@ class MemoryFloors:
         self.space, self.pricing = space, pricing
         self._fullest: dict[tuple[int, int], Fullest | None] = {}
         self._possible: dict[object, BoolArray] = {}
+        self._rests: dict[object, FloatArray] = {}
         self._leaves = any(o.activations for o in space.offloads)
 
     def seconds(
@@ -148,7 +149,8 @@ class MemoryFloors:
         fits = least = full.held @ self.pricing.held(group, batch, variant, "full") <= room
         if not any(self.space._full) or self.space.merges(variant):
             fits = np.zeros(len(full.pipeline), dtype=bool)
-            for name in self.space.selections:
+            # None in the end fits more than full recomputation: what recomputes most is asked first.
+            for name in sorted(self.space.selections, key=lambda name: (name != "none", -name.count("+"))):
                 if (fits == least).all():
                     break
                 fits |= full.held @ self.pricing.held(group, batch, variant, name) <= room
@@ -173,6 +175,12 @@ class MemoryFloors:
 
     def _resting(self, group: Group, variant: Variant, table: BlockTable, full: Fullest) -> FloatArray:
         """Least bytes of the states of the layers that the rank of each pipeline has."""
+        key = (group, variant.precision, id(full))
+        if key not in self._rests:
+            self._rests[key] = self._least_resting(group, variant, table, full)
+        return self._rests[key]
+
+    def _least_resting(self, group: Group, variant: Variant, table: BlockTable, full: Fullest) -> FloatArray:
         if self.pricing.template.training.trainable == "lora":
             return np.zeros(len(full.pipeline))
         offloaded = any(o.optimizer for o in self.space.offloads)

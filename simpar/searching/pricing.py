@@ -74,6 +74,8 @@ class Pricing:
         self._columns: dict[object, Column] = {}
         self._held: dict[object, FloatArray] = {}
         self._held_tables: dict[bytes, BlockTable] = {}
+        self._again: dict[tuple[str, str], Recompute] = {}
+        self._last_probe: tuple[object, Layout] | None = None
         self._weights: dict[object, BlockTable] = {}
         self._by_state: dict[str, tuple[State, ...]] = {}
         self._state_prices: dict[object, StatePricer] = {}
@@ -178,19 +180,36 @@ class Pricing:
         """Bytes that blocks of each kind keep from forward to backward, whatever runs beside what and wherever ranks sit."""
         key = (group.tp, group.cp, group.ep, group.etp, group.pp > 1, batch, self.holding(variant), recompute)
         if key not in self._held:
-            layout, found = self.probe(group, batch, variant, recompute), np.zeros(self.kinds.count)
+            layout, options = self._recomputing(group, batch, variant, recompute)
+            found = np.zeros(self.kinds.count)
             plainly = None if recompute == "none" else self.held(group, batch, variant, "none")
             for kind, block, recomputes in block_kinds(layout.network, self.kinds):
                 if plainly is not None and not recomputes:
                     found[kind] = plainly[kind]
                     continue
-                local = LocalLayer(block, layout.options if recomputes else self._lasting(layout))
+                local = LocalLayer(block, options if recomputes else self._lasting(layout))
                 found[kind] = sum(amount for _, amount in local.saved()[0])
             for kind, encoder in encoder_kinds(layout.network, self.kinds).items():
                 local = LocalLayer(encoder.layer, layout.encoder_options(encoder))
                 found[kind] = sum(amount for _, amount in local.saved()[0])
             self._held[key] = found
         return self._held[key]
+
+    def _recomputing(self, group: Group, batch: int, variant: Variant, recompute: str) -> tuple[Layout, SplitOptions]:
+        """A layout whose network is that of a mesh, and the options of its blocks under a recomputation.
+
+        Selected modules change what runs again and nothing else (`Job.options`), the same on every mesh.
+        """
+        if not recompute.startswith("selective") or self.kinds.encoders:
+            layout = self.probe(group, batch, variant, recompute)
+            return layout, layout.options
+        name = (group, batch, variant)
+        if self._last_probe is None or self._last_probe[0] != name:
+            self._last_probe = (name, self.probe(group, batch, variant))
+        layout, key = self._last_probe[1], (recompute, variant.precision)
+        if key not in self._again:
+            self._again[key] = self.probe(group, batch, variant, recompute).options.recompute
+        return layout, replace(layout.options, recompute=self._again[key])
 
     def held_table(self, group: Group, batch: int, variant: Variant, recompute: str) -> BlockTable:
         """A table of nothing but what blocks keep, see `held`."""

@@ -22,8 +22,8 @@ class SetBounds:
     def __init__(self, space: Space, pricing: Pricing) -> None:
         self.space, self.pricing = space, pricing
         self._least: dict[Group, float] = {}
-        self._serial: dict[tuple[Group, int, int], FloatArray] = {}
-        self._cuts: dict[object, list[tuple[FloatArray, FloatArray, bool, str]]] = {}
+        self._compute: dict[tuple[int, ...], float] = {}
+        self._cuts: dict[tuple[int, int], list[tuple[FloatArray, FloatArray, bool, str]]] = {}
         kinds = pricing.kinds
         self._chains: dict[tuple[int, int], Stack] = {}
         self._blocks = [k + kinds.layers for k in kinds.layer]
@@ -34,9 +34,13 @@ class SetBounds:
     # -- meshes --------------------------------------------------------------------------------------------------------
 
     def mesh_seconds(self, group: Group, batch: int, m: int) -> float:
-        """Compute of the average rank of a mesh."""
-        per_kind = self.pricing.floors.compute(group, batch).sum(axis=0)
-        return m * float(per_kind[self._blocks].sum()) / group.pp
+        """Compute of the best pipeline of a mesh, in any variant; infinite without pipelines."""
+        key = (group.tp, group.cp, group.pp, group.ep, group.etp, batch, m)
+        if key not in self._compute:
+            forward, backward = self.pricing.floors.compute(group, batch)
+            floors = np.array([[forward, backward, backward, forward, forward + backward]])
+            self._compute[key] = float(self._serial_seconds(group.pp, m, floors)[0])
+        return self._compute[key]
 
     def least_bytes(self, group: Group) -> float:
         """Bytes of the average rank under the thinnest sharding, without any activation."""
@@ -64,30 +68,32 @@ class SetBounds:
 
     def variant_seconds(self, group: Group, batch: int, m: int) -> FloatArray:
         """Serial work of the best pipeline in each variant of a mesh, float array [variants]; infinite without pipelines."""
-        if (group, batch, m) not in self._serial:
-            self._serial[group, batch, m] = self._serial_seconds(group, batch, m)
-        return self._serial[group, batch, m]
+        floors = np.array([self.pricing.floors.block(group, batch, v) for v in self.space.variants(group)])
+        return self._serial_seconds(group.pp, m, floors)
 
-    def _serial_seconds(self, group: Group, batch: int, m: int) -> FloatArray:
-        pipelines, variants = self.space.pipelines(group.pp, m), self.space.variants(group)
-        floors = np.array([self.pricing.floors.block(group, batch, v) for v in variants])
-        least = np.full(len(variants), np.inf)
-        for whole, before, tails, style in self._stacks(group.pp, pipelines):
+    def _serial_seconds(self, pp: int, m: int, floors: FloatArray) -> FloatArray:
+        """A step of the best cut, from floors of blocks [variants, as `Floors.block`, kinds]."""
+        least, host = np.full(len(floors), np.inf), self.pricing.floors.host
+        for whole, before, tails, style in self._stacks(pp, m):
             forward = floors[:, 0] if style != "pairs" else floors[:, 3]
             backward = floors[:, 1] if style == "full" else floors[:, 2]
             both = floors[:, 4] if style == "full" else forward + backward
-            found = m * (whole @ both.T)
+            # A pass takes as long as the device or the host; one host launches both passes of a pair.
+            late = [whole @ each for each in (host if style != "pairs" else host.sum(axis=0, keepdims=True))]
+            passes = (forward, backward) if style != "pairs" else (both,)
+            work = sum(np.maximum(whole @ own.T, each[:, :, None]) for own, each in zip(passes, late, strict=True))
+            found = m * np.maximum(whole @ both.T, work)
             if self.pricing.waits(style):
                 found = found + before @ (forward + backward if tails else forward).T
             least = np.minimum(least, found.max(axis=1).min(axis=0))
         return least
 
-    def _stacks(self, pp: int, pipelines: tuple[Pipeline, ...]) -> list[tuple[FloatArray, FloatArray, bool, str]]:
+    def _stacks(self, pp: int, m: int) -> list[tuple[FloatArray, FloatArray, bool, str]]:
         """Distinct cuts of the pipelines: blocks per rank, blocks before it, as [cuts, ranks, kinds]."""
-        key = (pp, pipelines)
+        key = (pp, m)
         if key not in self._cuts:
             rows: dict[str, dict[object, tuple[FloatArray, FloatArray]]] = {}
-            for pipeline in pipelines:
+            for pipeline in self.space.pipelines(pp, m):
                 shape = shape_of(pp, pipeline.virtual_stages, pipeline.schedule)
                 name = (shape.stages, pipeline.split, shape.stage_to_rank)
                 table = rows.setdefault(shape.style, {})

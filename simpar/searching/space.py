@@ -412,7 +412,14 @@ class Space:
 
     def count(self, group: Group, m: int) -> int:
         """Layouts of one mesh and number of micro-batches."""
-        return sum(self.variant_count(group, m, variant) for variant in self.variants(group))
+        key = (group.tp, group.cp, group.ep > 1, group.pp, m)
+        if key not in self._settings_cache:
+            self._settings_cache[key] = sum(sum(self.recompute_counts(group.pp, m, v)) for v in self.variants(group))
+        return self._settings_cache[key] * len(self.states(group)) * len(self.offloads)
+
+    @cached_property
+    def _settings_cache(self) -> dict[tuple[int, int, bool, int, int], int]:
+        return {}
 
     @cached_property
     def size(self) -> int:
