@@ -31,7 +31,7 @@ from simpar.program.program import PriceTable, Program
 from simpar.program.transfers import with_transfers
 from simpar.program.waits import optimizer_waits
 from simpar.result.accounting import account
-from simpar.result.folded import all_counts, extended, is_drawn, may_repeat, repeats, wants_times, with_microbatches
+from simpar.result.folded import all_counts, closer, extended, is_drawn, may_repeat, repeats, wants_times, with_microbatches
 from simpar.result.interpret import Priced, interpret, slowest_replica
 from simpar.result.result import Result
 from simpar.schedules import SCHEDULES, Schedule, build_schedule
@@ -290,8 +290,8 @@ def _folded(
         return _whole(with_microbatches(scenario, count), how, engine, lowering)
 
     coarse: Detail = "stage" if detail == "layer" else detail
-    for counts in tried:
-        few, more, every = counts
+    for apart in tried:
+        counts = few, more, every = closer(scenario, apart)
         # What does not repeat itself soon is built whole instead: looking for it costs less than that.
         if last is not None and (few + more > every / 2 or passes.ops(coarse, few + more) * copies > FOLD_OPS):
             break
@@ -302,7 +302,7 @@ def _folded(
         second = run(more, looked)
         exact = may_repeat(second, counts) and repeats(run(few, looked), second)
         exact = exact and (not wants_times(scenario) or _goes_on(scenario, counts))
-        last = (counts, exact)
+        last = (counts if exact else apart, exact)  # What nearly repeats itself does so from group to group.
         if exact:
             break
     if last is None or not (last[1] or passes.ops(coarse) * copies > FOLD_OPS):

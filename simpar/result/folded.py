@@ -44,6 +44,24 @@ def shorter_counts(scenario: Scenario, rounds: int = WARM_ROUNDS) -> tuple[int, 
     return (few, more, total) if total >= WORTHWHILE * (few + more) else None
 
 
+def _several_a_rank(scenario: Scenario) -> bool:
+    """Whether a pipeline rank holds several stages, of one copy of the model or of two."""
+    plan = scenario.plan
+    if plan.virtual_stages > 1 or plan.schedule not in SCHEDULES:
+        return plan.virtual_stages > 1
+    family = SCHEDULES[plan.schedule]
+    return (family.virtual_stages or 1) > 1 or family.replicas > 1
+
+
+def closer(scenario: Scenario, counts: tuple[int, int, int]) -> tuple[int, int, int]:
+    """`counts` with the least round: a micro-batch where each is handled as the one before, a group where stages take turns.
+
+    The less the two steps differ by, the sooner both of their ends leave a round between them that repeats itself.
+    """
+    few, more, every = counts
+    return (few, more if scenario.plan.microbatch_group_size or _several_a_rank(scenario) else few + 1, every)
+
+
 def all_counts(scenario: Scenario) -> Iterator[tuple[int, int, int]]:
     """Counts to try, the cheapest first."""
     if can_fold(scenario):
@@ -165,6 +183,6 @@ def _memory(first: RankMemory, second: RankMemory, along: Callable[[float, float
 
 
 __all__ = [
-    "MORE_ROUNDS", "WARM_ROUNDS", "WORTHWHILE", "all_counts", "can_fold", "extended", "is_drawn", "may_repeat", "repeats",
+    "MORE_ROUNDS", "WARM_ROUNDS", "WORTHWHILE", "all_counts", "can_fold", "closer", "extended", "is_drawn", "may_repeat", "repeats",
     "shorter_counts", "wants_times", "with_microbatches",
 ]  # fmt: skip
