@@ -37,7 +37,7 @@ Wire = dict[tuple[str, str], float]
 
 
 def scenario(plan: dict[str, Any], model: dict[str, Any] = DENSE, *, nodes: int = 2, **more: Any) -> Scenario:
-    training = {"sequence_length": S, "global_batch_size": 16 * nodes, **more.pop("training", {})}
+    training = {"sequence_length": S, "global_batch_size": 16 * nodes, "routing": {"kind": "balanced"}, **more.pop("training", {})}
     cluster = {"hardware": "dgx-h100", "num_nodes": nodes, **more.pop("cluster", {})}
     return make_scenario(
         {"model": model, "framework": "megatron-core", "cluster": cluster, "plan": plan, "training": training, **more}

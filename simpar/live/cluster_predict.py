@@ -80,6 +80,8 @@ class Setup:
         if layout.recompute:
             plan["recompute"] = "full"
         training = {**self.training[layout.model], "precision": self.precision, "optimizer": "adamw", "compile": layout.compiled}
+        if layout.model == "moe":
+            training["routing"] = {"kind": "balanced"}  # the ranks deal tokens out evenly
         cluster: dict[str, Any] = {"hardware": self.hardware, "num_nodes": 1, "num_gpus": layout.world_size}
         if self.nodes > 1:
             cluster["gpus_per_node"] = self.processes_per_node

@@ -70,6 +70,8 @@ def runnable(scenario: Scenario, layers: int | None = None, microbatches: int | 
     _change(training, precise, "training", notes)
     if training["optimizer"] not in ("adamw", "none"):
         _change(training, {"optimizer": "adamw"}, "training", notes)
+    if model.get("moe"):
+        training["routing"] = {"kind": "balanced"}  # a rank's worker deals tokens out evenly
     _change(model, {"num_nextn_predict_layers": 0}, "model", notes)
     stages = _stage_count(scenario)
     if layers is not None:

@@ -358,7 +358,7 @@ def _experts(model: TokenModel, scenario: Scenario) -> Iterator[Violation]:
 
 def _no_experts(scenario: Scenario) -> Iterator[Violation]:
     routing = scenario.training.routing
-    if routing not in (RoutingSpec(), RoutingSpec(kind="balanced")):
+    if routing != RoutingSpec() and (routing.kind != "balanced" or routing.capacity_factor is not None):
         yield Violation("training.routing", routing.kind, NO_EXPERTS, "leave it out")
 
 
