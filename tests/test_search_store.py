@@ -309,8 +309,8 @@ def comparable(document: dict[str, Any]) -> dict[str, Any]:
 
 def test_kill_9_and_resume_give_the_same_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Killed early: with the first layouts, before a tenth of its parts is done."""
-    path = tmp_path / "s.db"
-    command = [sys.executable, "-m", "simpar.cli", "search", *LONG_SEARCH, "--prove", "--store", str(path)]
+    path, asked = tmp_path / "s.db", (*LONG_SEARCH[:-1], "--fix", "micro_batch_size=1,schedule=1f1b", "--prove")
+    command = [sys.executable, "-m", "simpar.cli", "search", *asked, "--json", "--store", str(path)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
     until = time.monotonic() + 600
@@ -326,8 +326,8 @@ def test_kill_9_and_resume_give_the_same_answer(tmp_path: Path, capsys: pytest.C
     process.stderr.close()
     done, kept = rows(path, "parts"), rows(path, "layouts")
     # A quick search stops where the rest cannot matter, which parts done before may move: what holds is the proof.
-    resumed = printed((*LONG_SEARCH[:-1], "--prove", "--store", str(path), "--resume"), capsys)
-    whole = printed((*LONG_SEARCH[:-1], "--prove"), capsys)
+    resumed = printed((*asked, "--store", str(path), "--resume"), capsys)
+    whole = printed(asked, capsys)
     assert comparable(resumed) == comparable(whole)
     assert done < rows(path, "parts"), "it was killed in the middle"
     assert kept <= rows(path, "layouts")
