@@ -170,7 +170,9 @@ def test_the_host_runs_ahead_from_pass_to_pass_where_nothing_stops_it(
     assert found == pytest.approx([sum(own) / 3, sum(own) * 2 / 3] if ahead else own)
     least = [pricer.host.least(block, phase) for phase in "FB"]
     assert all(low <= seconds for low, seconds in zip(least, found, strict=True))
-    assert least == pytest.approx([min(own[0], sum(own) / 3), min(own[1], sum(own) * 2 / 3)])
+    # Other pipelines change nothing where every launch or every dispatch is waited for.
+    whatever = "launch_blocking" in training or (model == "mixtral-8x7b" and "routing" not in training)
+    assert least == pytest.approx(own if whatever else [min(own[0], sum(own) / 3), min(own[1], sum(own) * 2 / 3)])
 
 
 @pytest.mark.parametrize(
