@@ -72,6 +72,7 @@ def test_few_rows_are_skipped_and_each_says_why(report: CollectiveReport) -> Non
     assert len(skipped) < 0.03 * len(report.rows)
 
 
+@pytest.mark.slow
 def test_the_laws_extrapolate_over_node_counts() -> None:
     """Each node count of the H100 InfiniBand series, predicted by constants that never saw it."""
     cells = cells_of(read_rows(TABLES / "collectives_fit.csv"))
