@@ -11,6 +11,7 @@ from simpar.engine.effects import expected_load_factor
 from simpar.errors import InputError
 from simpar.parallel.keys import Gather, Reduce
 from simpar.parallel.traffic import state_collectives
+from simpar.specs.model import TransformerSpec
 from simpar.specs.models_io import load_model
 from simpar.specs.notes import scenario_notes
 from simpar.specs.scenario import Scenario, read_scenario
@@ -130,7 +131,10 @@ def test_loads_nobody_states_are_a_trained_routers() -> None:
     """7 % apart under a bias that balances them, else by the number of experts; even only where it is said."""
     text = ["training.routing={}"]
     trained, biased = mixtral(*text), read_scenario(ROOT / "scenarios" / "deepseek-v3_h800x2048_pp16ep64.toml")
-    assert spread_of(trained.training.routing, load_model("qwen3-30b-a3b")) == 0.3
+    fine = load_model("qwen3-30b-a3b")
+    assert isinstance(fine, TransformerSpec)
+    assert fine.moe is not None
+    assert spread_of(trained.training.routing, fine, fine.moe) == 0.3
     for scenario, share in ((trained, "8%"), (biased, "7%")):
         assert any(f"loads differ by {share} of their mean" in note for note in scenario_notes(scenario))
         assert expected_load_factor(scenario) > 1.02

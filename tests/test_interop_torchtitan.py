@@ -257,6 +257,16 @@ def test_layers_of_several_kinds_come_back() -> None:
     text = configuration(scenario)
     assert 'name = "gpt_oss"\nflavor = "20b"' in text
     assert load(text).scenario == scenario
+    even = make_scenario(
+        {**base, "plan": {"zero_stage": 3, "ep": 8}, "training": {**base["training"], "routing": {"kind": "balanced"}}}
+    )
+    forced = configuration(even)
+    assert "moe_force_load_balance = true" in forced
+    assert "moe_force_load_balance" not in text
+    assert load(forced).scenario == even
+    # torchtitan of 2025 has the switch among [training].
+    older = text.replace("[training]", "[training]\ndebug_moe_force_load_balance = true")
+    assert load(older).scenario.training.routing.kind == "balanced"
     with pytest.raises(InputError, match="neither a pipeline nor context parallelism"):
         configuration(make_scenario({**base, "plan": {"zero_stage": 3, "pp": 2}}))
 

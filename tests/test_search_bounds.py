@@ -105,7 +105,7 @@ def test_an_update_that_the_host_leads_into_has_a_price_for_each_backward_before
 def test_bounds_of_all_pipelines_at_once_are_those_of_each(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     branch, draw = branch_of(name), random.Random(4)
     # All at once know no kernels, of which most lose more than the least beside a send.
-    monkeypatch.setattr(branch.pricing, "send_loss", partial(branch.pricing.send_loss, least=True))
+    monkeypatch.setattr(branch.pricing.sends, "loss", partial(branch.pricing.sends.loss, least=True))
     for group, batch, m in draw.sample(branch.nodes(), 6):
         pipelines = branch.space.pipelines(group.pp, m)
         for variant in branch.space.variants(group)[:2]:

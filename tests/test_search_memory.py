@@ -73,7 +73,7 @@ def test_pipelines_that_memory_rules_out_fit_under_no_recomputation(framework: s
         variant, full = draw.choice(space.variants(group)), floors._fullest_of(group.pp, m)
         if full is None:
             continue
-        room = floors._room(group, variant, full, capacity)
+        room = floors._room(group, variant, m, capacity)
         names = [*(["full"] if any(space._full) and not space.merges(variant) else []), *space.selections]
         fits = [full.held @ branch.pricing.held(group, batch, variant, name) <= room for name in names]
         wanted = np.any(fits, axis=0)

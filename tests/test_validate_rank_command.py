@@ -95,6 +95,14 @@ def test_changes_are_noted() -> None:
         assert text in notes
 
 
+def test_experts_of_a_rank_get_even_loads_and_other_ones_are_noted() -> None:
+    experts = {**MODEL, "moe": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128}}
+    for stated, noted in (({}, False), ({"routing": {"kind": "zipf", "alpha": 0.5}}, True)):
+        plan = rank_plan(scenario(experts, dp=8, ep=4, training=stated), 0, layers=1)
+        assert plan.scenario.training.routing.kind == "balanced"
+        assert any("even loads instead of training.routing 'zipf'" in note for note in plan.notes) == noted
+
+
 def test_a_pipeline_has_as_many_microbatches_as_stages() -> None:
     base = scenario(pp=4, dp=2, virtual_stages=1, training={"global_batch_size": 32})
     assert rank_plan(base, 0, microbatches=2).table["num_microbatches"] == 4

@@ -44,7 +44,7 @@ def routing_law(scenario: Scenario) -> Routing | None:
     if model is None or model.moe is None or routing.kind == "balanced":
         return None
     return Routing(model.moe.num_experts, model.moe.num_experts_per_tok, routing.kind, routing.alpha, routing.counts,
-                   routing.capacity_factor, spread=spread_of(routing, model))  # fmt: skip
+                   routing.capacity_factor, spread=spread_of(routing, model, model.moe))  # fmt: skip
 
 
 def _routed_tokens(scenario: Scenario) -> int:

@@ -345,13 +345,10 @@ def _routing(text: str, task: str) -> dict[str, Any]:
     capacity = re.search(r"capacity factor (\d+(?:\.\d+)?)", text)
     table: dict[str, Any] = {"kind": "balanced"}
     trained = re.match(r"sft|lora|qlora|full|dpo|rl\b", task) is not None and not re.search(r"balance|capacity|drop\b", text)
-    if "aux-loss-free" in text:
-        table = {"kind": "lognormal", "spread": 0.07}
-    elif "natural" in text or trained:
-        # Loads of experts in trained checkpoints have Ginis of 0.1 to 0.25 (arXiv 2605.20982), spreads of 0.2 to 0.45: its middle.
-        # A router that has not been trained spreads them by about their mean, as in the first steps of a pre-training. Fine-tuning
-        # keeps the router of its checkpoint; a bias that balances loads leaves 0.05 to 0.1.
-        table = {"kind": "lognormal", "spread": 1.0 if "random init" in text else 0.3}
+    if "aux-loss-free" in text or "natural" in text or trained:
+        # Fine-tuning keeps the router of its checkpoint. One that has not been trained spreads loads by about their mean, as in the
+        # first steps of a pre-training.
+        table = {"kind": "lognormal", **({"spread": 1.0} if "random init" in text else {})}
     if capacity or "token drop" in text or "token-drop" in text:
         table["capacity_factor"] = float(capacity[1]) if capacity else 1.0
     return table

@@ -244,7 +244,6 @@ def _table(f: Flags) -> dict[str, Any]:
     # One expert is the dense MLP: the idiom of Megatron-DeepSpeed's scripts for "none".
     if (experts := f.number("num-experts", 0)) > 1:
         table["moe"] = _read_moe(f, experts, inner, layers)
-        table["even_routing"] = f.on("moe-router-enable-expert-bias")
     return table
 
 

@@ -96,7 +96,7 @@ def read_table(table: dict[str, Any], file: str = "") -> Reading:
     reading.finish = lambda raw, world: batch.finish(raw, world)
     plan["recompute"] = _recompute(values, layers, plan)
     training["compile"] = _compiled(values)
-    if values.get("debug.moe_force_load_balance"):
+    if values.get("debug.moe_force_load_balance") or values.get("training.debug_moe_force_load_balance"):
         training["routing"] = {"kind": "balanced"}
     if values.parallel("disable_loss_parallel", False) and plan["tp"] > 1:
         training["loss_parallel"] = False

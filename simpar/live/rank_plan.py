@@ -14,6 +14,7 @@ from simpar.parallel.layout import Layout
 from simpar.specs.model import TransformerSpec
 from simpar.specs.plan import RecomputeSpec
 from simpar.specs.scenario import Scenario, make_scenario
+from simpar.specs.training import RoutingSpec
 from simpar.step import schedule_of
 
 FORMAT: Final = 1
@@ -71,6 +72,8 @@ def runnable(scenario: Scenario, layers: int | None = None, microbatches: int | 
     if training["optimizer"] not in ("adamw", "none"):
         _change(training, {"optimizer": "adamw"}, "training", notes)
     if model.get("moe"):
+        if scenario.training.routing not in (RoutingSpec(), RoutingSpec(kind="balanced")):
+            notes.append(f"experts get even loads instead of training.routing {scenario.training.routing.kind!r}")
         training["routing"] = {"kind": "balanced"}  # a rank's worker deals tokens out evenly
     _change(model, {"num_nextn_predict_layers": 0}, "model", notes)
     stages = _stage_count(scenario)

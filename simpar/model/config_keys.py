@@ -95,7 +95,7 @@ DROPOUTS: Final = (
 
 BALANCING: Final = (
     "moe_router_enable_expert_bias", "router_enable_expert_bias", "use_expert_bias", "use_routing_bias", "use_moe_router_bias",
-    "moe_router_use_expert_bias", "moe_use_aux_free",
+    "moe_use_aux_free",
 )  # fmt: skip
 """Names that files have for a bias per expert that balances loads."""
 

@@ -32,7 +32,7 @@ def general(model: TransformerSpec) -> ArchitectureSpec:
         name=model.name, vocab_size=model.vocab_size, tie_word_embeddings=model.tie_word_embeddings, head_bias=model.head_bias,
         max_position_embeddings=model.max_position_embeddings, stacks=tuple(stacks), extra=tuple(extra),
         num_nextn_predict_layers=model.num_nextn_predict_layers, source=model.source, dropout=model.dropout,
-        even_routing=model.even_routing,
+        even_routing=model.even_routing or (model.moe is not None and model.moe.router_bias),
     )  # fmt: skip
 
 

@@ -108,9 +108,9 @@ class DesignBounds:
         pipeline, pp = (design.pipeline, design.group.pp)
         passes = self.pricing.pipelines.passes(pipeline, pp, design.m)
         sends = bounds.Sends(
-            self.pricing.send(design.group, design.batch, design.variant), self.pricing.pipelines.blocking(pipeline, pp),
+            self.pricing.sends.seconds(design.group, design.batch, design.variant), self.pricing.pipelines.blocking(pipeline, pp),
             self.pricing.pipelines.sends_beside(pipeline, pp, design.m),
-            *self.pricing.send_loss(design.group, design.batch, design.variant, shape.style),
+            *self.pricing.sends.loss(design.group, design.batch, design.variant, shape.style),
             self.pricing.pipelines.rank_blocks(pipeline, pp),
         )  # fmt: skip
         found = bounds.pipeline_bound(shape, passes, seconds, compute, design.m, sends)
@@ -335,8 +335,8 @@ class DesignBounds:
     ) -> FloatArray:  # fmt: skip
         """Peak bytes of each rank beyond the resting state, [R, ranks]; a lower bound where a fraction is `away`."""
         group, pipeline = design.group, design.pipeline
-        sent = self.pricing.sent_bytes(group, design.batch, design.variant)
-        buffers = self.pricing.receive_bytes(group, design.batch, design.variant, pipeline, design.m)
+        sent = self.pricing.sends.bytes_kept(group, design.batch, design.variant)
+        buffers = self.pricing.sends.buffers(group, design.batch, design.variant, pipeline, design.m)
         held = tuple(self._holds.setdefault(t.holds, len(self._holds)) for t in tables)
         kind = (group.pp, pipeline.virtual_stages, pipeline.schedule, pipeline.split, design.m)
         key = (held, again.names, kind, gathered, sharded, away, sent, buffers is None or buffers.tobytes())

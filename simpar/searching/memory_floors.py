@@ -123,7 +123,7 @@ class MemoryFloors:
             return None
         plain = self.pricing.table(group, batch, variant, "none")
         mine = np.ones(len(full.pipeline), dtype=bool) if wanted is None else wanted[full.pipeline]
-        room = self._room(group, variant, full, capacity)
+        room = self._room(group, variant, m, capacity)
         kept = plain.kept + plain.logits
         if "none" in self.space.selections and (full.held @ kept <= room)[mine].all():
             return None
@@ -144,7 +144,7 @@ class MemoryFloors:
         every, full = np.ones(len(self.space.pipelines(group.pp, m)), dtype=bool), self._fullest_of(group.pp, m)
         if full is None or self._leaves or self.pricing.template.training.optimizer == "none":
             return every
-        room = self._room(group, variant, full, capacity)
+        room = self._room(group, variant, m, capacity)
         # Whatever else recomputes keeps the inputs of layers too, which is all that full recomputation keeps.
         fits = least = full.held @ self.pricing.held(group, batch, variant, "full") <= room
         if not any(self.space._full) or self.space.merges(variant):
@@ -162,10 +162,13 @@ class MemoryFloors:
             self._fullest[pp, m] = Fullest.of(self.space, self.pricing, pp, m)
         return self._fullest[pp, m]
 
-    def _room(self, group: Group, variant: Variant, full: Fullest, capacity: float) -> FloatArray:
+    def _room(self, group: Group, variant: Variant, m: int, capacity: float) -> FloatArray:
         """Bytes that the states of the layers of each pipeline's fullest rank leave."""
         whole = (capacity - self.pricing.outside_bytes(group)) / self.pricing.framework.allocator.fragmentation
-        return whole * (1.0 + _ROUNDING) - self._resting(group, variant, self.pricing.weights(group, variant), full)
+        key = (group, variant.precision, m)
+        if key not in self._rests:
+            self._rests[key] = self._resting(group, variant, m)
+        return whole * (1.0 + _ROUNDING) - self._rests[key]
 
     @staticmethod
     def _spread(full: Fullest, found: FloatArray, pipelines: int) -> FloatArray:
@@ -173,14 +176,10 @@ class MemoryFloors:
         every[full.pipeline] = found
         return every
 
-    def _resting(self, group: Group, variant: Variant, table: BlockTable, full: Fullest) -> FloatArray:
+    def _resting(self, group: Group, variant: Variant, m: int) -> FloatArray:
         """Least bytes of the states of the layers that the rank of each pipeline has."""
-        key = (group, variant.precision, id(full))
-        if key not in self._rests:
-            self._rests[key] = self._least_resting(group, variant, table, full)
-        return self._rests[key]
-
-    def _least_resting(self, group: Group, variant: Variant, table: BlockTable, full: Fullest) -> FloatArray:
+        full, table = self._fullest_of(group.pp, m), self.pricing.weights(group, variant)
+        assert full is not None  # where no rank is known to be fullest, nobody asks what it has left
         if self.pricing.template.training.trainable == "lora":
             return np.zeros(len(full.pipeline))
         offloaded = any(o.optimizer for o in self.space.offloads)

@@ -10,24 +10,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simpar.costs.collectives import CollectiveModel
-from simpar.costs.held_sms import slowed
 from simpar.costs.kernels import KernelModel
 from simpar.costs.pricer import LayoutPricer
 from simpar.engine.effects import expected_load_factor
 from simpar.graph.rematerialise import Recompute
 from simpar.parallel.data import StateBytes, state_memory
-from simpar.parallel.keys import Send
 from simpar.parallel.layout import Layout
 from simpar.parallel.local_layer import LocalLayer
-from simpar.parallel.pipeline import boundary_bytes
 from simpar.parallel.split_options import SplitOptions
-from simpar.parallel.traffic import send_collectives
 from simpar.parallel.work import HostCopy
 from simpar.program.program import FloatArray
 from simpar.result.gathers import head_gradient_bytes, update_bytes
-from simpar.result.memory import receive_buffers
 from simpar.result.outside import outside_bytes, workspaces
-from simpar.result.stage_ends import outputs_stay
 from simpar.schedules import SCHEDULES
 from simpar.searching import axes
 from simpar.searching.blocks import (
@@ -46,6 +40,7 @@ from simpar.searching.blocks import (
 from simpar.searching.choice import EVEN, Choice, Group, Offload, Pipeline, State, Variant
 from simpar.searching.floors import Floors
 from simpar.searching.pipelines import Pipelines
+from simpar.searching.sends import Sends
 from simpar.searching.shapes import shape_of
 from simpar.searching.sites import Sites
 from simpar.searching.space import Space
@@ -80,12 +75,9 @@ class Pricing:
         self._by_state: dict[str, tuple[State, ...]] = {}
         self._state_prices: dict[object, StatePricer] = {}
         self._pricers: dict[object, LayoutPricer] = {}
-        self._sends: dict[object, tuple[float, tuple[int, ...]]] = {}
         self._plain: dict[object, LayoutPricer] = {}
-        self._sent: dict[object, float] = {}
         self._outside: dict[Group, float] = {}
-        self._receives: dict[object, FloatArray | None] = {}
-        self.pipelines, self.sites, self.floors = Pipelines(self), Sites(space), Floors(self)
+        self.pipelines, self.sites, self.floors, self.sends = Pipelines(self), Sites(space), Floors(self), Sends(self)
         self.evaluation: Evaluation | None = None
 
     # -- layouts ---------------------------------------------------------------------------------------------------
@@ -227,6 +219,11 @@ class Pricing:
         site, v = self.sites.with_host(group), variant
         return (site[0], site[1], site[4], site[5], site[8:], batch, v.sequence_parallel, v.cp_style, v.overlap_tp, v.precision)
 
+    def slowed(self, group: Group, batch: int, variant: Variant, held: int) -> float:
+        """How much longer the kernels of blocks without recomputation take at least beside what holds so many SMs."""
+        self.table(group, batch, variant, "none")
+        return self._plain[self._column_name(group, batch, variant, experts=self.has_experts)].slowed(held)
+
     @staticmethod
     def _lasting(layout: Layout) -> SplitOptions:
         """Options of blocks that never recompute."""
@@ -271,77 +268,7 @@ class Pricing:
         """Whether the model has expert layers."""
         return getattr(self.template.model, "moe", None) is not None
 
-    # -- sends and what ranks hold ---------------------------------------------------------------------------------
-
-    def send(self, group: Group, batch: int, variant: Variant) -> float:
-        """Seconds of a boundary tensor between the nearest pipeline ranks; 0 where boundaries differ (then only a bound)."""
-        return self._send(group, batch, variant)[0]
-
-    def send_loss(self, group: Group, batch: int, variant: Variant, style: str, *, least: bool = False) -> tuple[float, float]:
-        """(Share of a send's time in which compute beside it makes no progress, its time over the shortest pass of a layer).
-
-        No loss is sure where the latter is above 1.
-
-        Args:
-            least: that of any kernels, for which none need to be looked at.
-        """
-        seconds, held = self._send(group, batch, variant)
-        if not all(held) or style == "pairs":
-            return 0.0, 1.0
-        table, kinds = self.table(group, batch, variant, "none"), self.kinds
-        passes = (F, B) if style == "full" else (F, I, W)
-        density = seconds / table.seconds[list(passes)][:, [kind + kinds.layers for kind in set(kinds.layer)]].min()
-        slows = min(self._slowed(group, batch, variant, sms, least=least) for sms in held)
-        return (slows / (1.0 + slows), float(density)) if density <= 1.0 else (0.0, 1.0)
-
-    def _slowed(self, group: Group, batch: int, variant: Variant, held: int, *, least: bool) -> float:
-        """How much longer compute takes at least beside a send that holds so many SMs, whatever is recomputed."""
-        gpu = self.template.hardware.gpu
-        of_any = slowed((), gpu.sm_count.value, held, gpu.architecture)
-        if least:
-            return of_any
-        pricer = self._plain[self._column_name(group, batch, variant, experts=self.has_experts)]
-        # Recomputation adds no more than the forward, at most half of all, of kernels that are slowed at least.
-        return (2.0 * pricer.slowed(held) + of_any) / 3.0
-
-    def _send(self, group: Group, batch: int, variant: Variant) -> tuple[float, tuple[int, ...]]:
-        """(Seconds of a boundary tensor at least, SMs that the sends between any two neighbours hold)."""
-        if group.pp == 1:
-            return 0.0, (0,)
-        key = (self.sites.neighbours(group), group.tp, group.cp, batch, variant.sequence_parallel)
-        if key not in self._sends:
-            layout = self.probe(group, batch, variant)
-            pricer = LayoutPricer(layout, self.kernels, self.collectives)
-            alike = {placement: pair for pair, placement in enumerate(layout.pipeline_pairs)}
-            calls = (send_collectives(layout, Send(0, 0, False, pair)) for pair in alike.values())
-            prices = [pricer.unslowing("pp", each) for each in calls]
-            same = len(set(layout.boundary_bytes)) == 1
-            held = tuple(dict.fromkeys(p.held_sms for p in prices))
-            self._sends[key] = (min(p.seconds for p in prices), held) if same else (0.0, (0,))
-        return self._sends[key]
-
-    def sent_bytes(self, group: Group, batch: int, variant: Variant) -> float:
-        """Bytes of a stage's output where it stays until the backward; 0 where boundaries differ (then only a bound)."""
-        if group.pp == 1:
-            return 0.0
-        key = (group.tp, group.cp, batch, variant.sequence_parallel, variant.precision)
-        if key not in self._sent:
-            layout = self.probe(group, batch, variant)
-            sizes = set(layout.boundary_bytes) if outputs_stay(layout) else set()
-            self._sent[key] = boundary_bytes(sizes.pop(), layout.plan) if len(sizes) == 1 else 0.0
-        return self._sent[key]
-
-    def receive_bytes(self, group: Group, batch: int, variant: Variant, pipeline: Pipeline, m: int) -> FloatArray | None:
-        """Bytes of the buffers of each rank where every micro-batch has its own, None where there are none."""
-        if group.pp == 1 or not self.framework.pipeline.receive_buffers_per_microbatch:
-            return None
-        key = (group, batch, variant.sequence_parallel, pipeline, m)
-        if key not in self._receives:
-            shape = shape_of(group.pp, pipeline.virtual_stages, pipeline.schedule)
-            choice = Choice(group, batch, variant, pipeline, "none", State(0, None, True, True, True), NOTHING)
-            layout = self.layout(choice)
-            self._receives[key] = np.array([receive_buffers(layout, shape.held[r]) for r in range(group.pp)])
-        return self._receives[key]
+    # -- what ranks hold -------------------------------------------------------------------------------------------
 
     def outside_bytes(self, group: Group) -> float:
         """Context and communicators of one rank."""

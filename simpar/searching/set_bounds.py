@@ -111,11 +111,11 @@ class SetBounds:
     def pipeline_seconds(self, group: Group, batch: int, m: int, variant: Variant) -> FloatArray:
         """Every pipeline of a variant without recomputation, sharding and update, float array [pipelines]."""
         stack = self._stack(group.pp, m)
-        send, found = self.pricing.send(group, batch, variant), np.zeros(stack.pipelines)
+        send, found = self.pricing.sends.seconds(group, batch, variant), np.zeros(stack.pipelines)
         for style, part in stack.styles.items():
             table = self.pricing.table(group, batch, variant, "none")
             # The forms of a pipeline read the classes of its own cut.
-            loss = self.pricing.send_loss(group, batch, variant, style, least=True)[0]
+            loss = self.pricing.sends.loss(group, batch, variant, style, least=True)[0]
             totals = part.sends * send + part.beside * (send * loss)
             for often, seconds in zip(part.passes, _passes(table, part.counts, style), strict=True):
                 totals = totals + (often * seconds[part.classes]).sum(axis=1)

@@ -91,7 +91,7 @@ class TransformerSpec(Spec):
     position: Literal["rope", "learned", "alibi", "relative", "none"] = "rope"
     """How positions enter."""
     even_routing: bool = False
-    """A bias per expert keeps the experts' loads even (DeepSeek-V3's balancing without an auxiliary loss); see training.routing."""
+    """A bias per expert, not among the parameters, keeps loads even (balancing without an auxiliary loss); see training.routing."""
     packed_attention: bool = False
     """The model's own code multiplies queries, keys and values by one matrix (GPT-2)."""
     attention_bias: bool = False

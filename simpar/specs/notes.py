@@ -15,7 +15,7 @@ from simpar.specs.plan import RecomputeSpec
 from simpar.specs.reference import expert_model, other_model
 from simpar.specs.scenario_spec import Scenario
 from simpar.specs.stage_plan import hosts, part_notes
-from simpar.specs.training import spread_of
+from simpar.specs.training import balanced_by_bias, spread_of
 
 _OF_ADAPTERS: Final = ("lora_rank", "lora_modules", "lora_adapters", "base_weights")
 
@@ -57,9 +57,9 @@ def _loads(scenario: Scenario) -> Iterator[str]:
     if model is None or model.moe is None or scenario.plan.ep == 1 or routing.capacity_factor is not None:
         return
     if routing.kind == "lognormal" and routing.spread is None:
-        why = "balanced by a bias" if model.even_routing else "trained"
+        why = "balanced by a bias" if balanced_by_bias(model, model.moe) else "trained"
         yield (
-            f"assumed: experts' loads differ by {spread_of(routing, model):.0%} of their mean (a router that is {why}; "
+            f"assumed: experts' loads differ by {spread_of(routing, model, model.moe):.0%} of their mean (a router that is {why}; "
             "training.routing.spread), none with training.routing.kind = 'balanced', as benchmarks force it"
         )
 

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 
 from simpar.specs.architecture import ModelSpec, TokenModel
 from simpar.specs.base import Spec
+from simpar.specs.model import MoeSpec
 from simpar.specs.optimizers import KINDS
 
 BASE_BYTES: Final = {"int8": 1.0 + 4.0 / 4096.0, "nf4": 0.5 + 4.0 / 64.0, "nf4-double": 0.5 + 1.0 / 64.0 + 4.0 / (64.0 * 256.0)}
@@ -53,14 +54,19 @@ with the square root of their number. Of 8 experts under an auxiliary loss the f
 2605.20982)."""
 
 
-def spread_of(routing: RoutingSpec, model: TokenModel) -> float:
-    """Standard deviation of the experts' loads over their mean, where the training says none by what the router is."""
+def spread_of(routing: RoutingSpec, model: TokenModel, moe: MoeSpec) -> float:
+    """Standard deviation of the loads of `model`'s experts, `moe`, over their mean; by what the router is where nothing is said."""
     if routing.spread is not None:
         return routing.spread
-    if model.even_routing or model.moe is None:
+    if balanced_by_bias(model, moe):
         return BIASED_SPREAD
     spread, experts, most = TRAINED_SPREAD
-    return min(spread * math.sqrt(model.moe.num_experts / experts), most)
+    return min(spread * math.sqrt(moe.num_experts / experts), most)
+
+
+def balanced_by_bias(model: TokenModel, moe: MoeSpec) -> bool:
+    """Whether a bias per expert keeps loads even: counted among the parameters, or a buffer beside them."""
+    return model.even_routing or moe.router_bias
 
 
 class EncoderInputSpec(Spec):
