@@ -139,7 +139,7 @@ class ArchitectureSpec(Spec):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """After attention and feed-forward, as the model's file states it; see training.dropout."""
     even_routing: bool = False
-    """A bias per expert, not among the parameters, keeps loads even (balancing without an auxiliary loss); see training.routing."""
+    """A bias per expert keeps loads even (balancing without an auxiliary loss), a parameter or a buffer; see training.routing."""
     notes: tuple[str, ...] = ()
     """What the reader of the file left out or assumed."""
     published_parameters: Positive | None = None

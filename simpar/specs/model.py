@@ -91,7 +91,7 @@ class TransformerSpec(Spec):
     position: Literal["rope", "learned", "alibi", "relative", "none"] = "rope"
     """How positions enter."""
     even_routing: bool = False
-    """A bias per expert, not among the parameters, keeps loads even (balancing without an auxiliary loss); see training.routing."""
+    """A bias per expert keeps loads even (balancing without an auxiliary loss), a parameter or a buffer; see training.routing."""
     packed_attention: bool = False
     """The model's own code multiplies queries, keys and values by one matrix (GPT-2)."""
     attention_bias: bool = False
