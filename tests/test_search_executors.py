@@ -39,8 +39,9 @@ def answers(found: Found) -> list[tuple[float, float, str]]:
 
 @pytest.fixture(scope="module")
 def space() -> Space:
-    """Searched in about a second by one process: long enough to kill a worker in."""
-    free = ("tp=1,2,4", "pp=1,2,4", "schedule=1f1b,interleaved", "zero_stage=0,1", "overlap_tp=false", "sequence_parallel=true")
+    """Searched in seconds by one process: long enough to kill a worker in."""
+    free = ("tp=1,2,4", "pp=1,2,4", "schedule=1f1b,interleaved", "zero_stage=0,1", "overlap_tp=false", "sequence_parallel=true",
+            "recompute=none,full", "micro_batch_size=1", "placement=tp-cp-ep-dp-pp")  # fmt: skip
     return small_space(2, free)
 
 
