@@ -134,6 +134,37 @@ def test_nodes_that_run_again_follow_from_the_edges() -> None:
     assert "attention/kv_down" in repeated("deepseek-v3", "attention")
 
 
+def test_per_op_checkpointing_saves_every_second_linear() -> None:
+    """torchtitan's activation_checkpoint.py on its Llama: x, wq, wv, attention, w1 and, run eagerly, w2."""
+
+    def stays(name: str, *more: str) -> dict[str, float]:
+        local = split(name, Degrees(ep=8 if "op_exchanged" in more else 1), "op", *more, plan=torch)
+        return {tensor: amount / TOKENS for tensor, amount in local.saved if "stats" not in tensor}
+
+    torch = KernelPlan(Kernels(fused_norm=False, fused_activation=False, fused_rope=False))
+    wide = 2.0 * 4096
+    dense = {"input_norm_in": wide, "attention/qkv_projected": wide * 1.25, "attention/out": wide, "attention/lse": 128.0,
+             "mlp/activation_in": 2.0 * 14336, "mlp/fc2.out": wide}  # fmt: skip
+    assert stays("llama3.1-8b") == dense
+    del dense["mlp/fc2.out"]
+    assert stays("llama3.1-8b", "op_compiled") == dense
+    # Grouped products are no op that is saved: routed experts run again from the layer's input, or from what was exchanged.
+    assert not any("moe/" in name for name in stays("qwen3-30b-a3b"))
+    rows = 8 * 2.0 * 2048
+    assert {k: v for k, v in stays("qwen3-30b-a3b", "op_exchanged").items() if "moe/" in k} == {
+        "moe/fc1_in": rows,
+        "moe/fc2.out": rows,
+    }
+    # wq_a, wkv_a and wo of latent attention, in the order of its code; queries and keys of all heads are made again.
+    latent = stays("deepseek-v3", "op_exchanged")
+    assert {k: v for k, v in latent.items() if "attention/" in k and k != "attention/lse"} == {
+        "attention/q_norm_in": 2.0 * 1536, "attention/kv_down.out": 2.0 * 576, "attention/out": 2.0 * 128 * 128,
+        "attention/proj.out": 2.0 * 7168,
+    }  # fmt: skip
+    # Its third linear of a gated pair is the seventh: of the shared expert the second one is saved.
+    assert latent["shared_experts/activation_in"] == 2.0 * 2048
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from(("llama3.1-8b", "deepseek-v3", "qwen3-30b-a3b", "gpt3-175b")), st.sets(st.sampled_from(sorted(MODULES))))
 def test_a_cut_keeps_or_makes_again_everything(name: str, modules: set[str]) -> None:

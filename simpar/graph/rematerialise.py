@@ -13,11 +13,15 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Final
 
 from simpar.graph.differentiate import kept, makers
 from simpar.graph.kernel_types import KernelPlan
-from simpar.graph.types import Attention, Elementwise, Layer, Norm, View
+from simpar.graph.types import Attention, Einsum, Elementwise, Layer, Node, Norm, Permute, View
 from simpar.specs.recompute_modules import MODULES, Module
+
+ROUTED: Final = ("moe", "moe_act", "router")
+"""Modules of a layer's routed experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,28 +68,14 @@ def cut(layer: Layer, plan: KernelPlan, recompute: Recompute) -> Cut:
         inside = frozenset(saved) - set(layer.inputs)
         again = _between(layer, plan, set(inside)) if recompute.stops else {node.name for node in layer.nodes}
         return Cut(inside, tuple(node.name for node in layer.nodes if node.name in again), entries=layer.inputs)
+    if "op" in recompute.modules:
+        return _per_op(layer, plan, recompute.modules)
     dropped: set[str] = set()
     for name in recompute.modules & MODULES.keys():
         dropped |= _dropped(layer, plan, MODULES[name])
     repeated = _between(layer, plan, dropped)
-    parts: dict[str, float] = {}
-    shares: dict[str, float] = {}
-    if "op_unlisted" in recompute.modules:
-        # No product is among the ops that are saved: what attention puts out stays, and all before and after it runs again.
-        made_by = makers(layer, plan)
-        dropped |= {name for name in saved if name not in layer.inputs and not isinstance(made_by.get(name), Attention)}
-        repeated |= _between(layer, plan, dropped)
-    elif "op" in recompute.modules:
-        names, again = _per_op(layer, plan, attention="op_attention" in recompute.modules)
-        dropped, repeated = dropped | names, repeated | again
-        parts, shares = _halves(layer, repeated)
-    if "op_compiled" in recompute.modules:
-        # Nothing in the backward reads the output of w2, so the partitioner does not keep it (torch 2.13, backend
-        # aot_eager_decomp_partition: x, wq, wv, attention output, row statistics and w1 are what is saved).
-        dropped |= {"mlp_norm_in"} & saved.keys()
     order = tuple(node.name for node in layer.nodes if node.name in repeated)
-    entries = _entries(layer, repeated, saved)
-    return Cut(frozenset(dropped), order, tuple(parts.items()), tuple(shares.items()), entries, "op" not in recompute.modules)
+    return Cut(frozenset(dropped), order, entries=_entries(layer, repeated, saved))
 
 
 def _entries(layer: Layer, repeated: set[str], saved: Container[str]) -> tuple[str, ...]:
@@ -110,14 +100,14 @@ def _dropped(layer: Layer, plan: KernelPlan, module: Module) -> set[str]:
     return found
 
 
-def _between(layer: Layer, plan: KernelPlan, dropped: set[str]) -> set[str]:
-    """Nodes that make `dropped` again from what stays."""
+def _between(layer: Layer, plan: KernelPlan, dropped: set[str], stays: Container[str] = ()) -> set[str]:
+    """Nodes that make `dropped` again from what stays: kept tensors, and what the nodes `stays` put out."""
     saved, made_by = kept(layer, plan), makers(layer, plan)
     wanted, found = list(dropped), set[str]()
     while wanted:
         name = wanted.pop()
         maker = made_by.get(name)
-        if maker is None or maker.name in found:
+        if maker is None or maker.name in found or maker.name in stays:
             continue
         if isinstance(maker, View) and any(other in saved and other not in dropped for other in maker.outputs):
             continue  # a part of a tensor of which another part stays
@@ -126,43 +116,83 @@ def _between(layer: Layer, plan: KernelPlan, dropped: set[str]) -> set[str]:
     return {name for name in found if name}
 
 
-def _per_op(layer: Layer, plan: KernelPlan, *, attention: bool) -> tuple[set[str], set[str]]:
-    """torchtitan keeps wq, wv, the attention output, w1 and w2 outputs and repeats the rest of a dense layer.
+def _per_op(layer: Layer, plan: KernelPlan, modules: Container[str]) -> Cut:
+    """torchtitan's selective checkpointing by op: what attention and every second linear put out is saved, all else runs again.
+
+    Of a dense layer wq, wv, attention, w1 and w2. Grouped products, and the router's, are none of the ops that are saved: routed
+    experts run again, from what the exchange brought where tokens are exchanged. Run eagerly every op whose output is not saved
+    runs again, and saved outputs that nothing reads stay too; the partitioner of a compiled layer leaves both out.
 
     Args:
-        attention: the attention kernel is none of the ops that are saved, so that it runs again too.
+        modules: "op_attention": the attention kernel is none of the ops that are saved; "op_unlisted": products are none;
+            "op_exchanged": tokens are exchanged between ranks, whose results are saved; "op_compiled".
     """
-    dropped, again = set[str](), set[str]()
-    made_by = makers(layer, plan)
-    if attention:
-        runs = {node.name for node in layer.nodes if isinstance(node, Attention)}
-        dropped |= {name for name in kept(layer, plan) if (maker := made_by.get(name)) is not None and maker.name in runs}
-        again |= runs
+    saved, made_by, compiled = kept(layer, plan), makers(layer, plan), "op_compiled" in modules
+    stays, parts, shares = _saved_ops(layer, modules)
     for node in layer.nodes:
-        norm = isinstance(node, Norm) and node.module == "layernorm"
-        if norm or (node.module == "mlp" and isinstance(node, Elementwise)):
-            dropped |= {*node.outputs, f"{node.name}_fp32", f"{node.name}_normed", f"{node.name}_gate"}
-            again.add(node.name)
-        elif isinstance(node, Attention):
-            # What repeats keys and values is no product and runs again.
-            path = node.name.rsplit("/", 1)[0]
-            dropped |= {f"{path}/repeated_keys", f"{path}/repeated_values"}
-        elif node.name in ("attention/rope", "attention/proj"):
-            again.add(node.name)
-    return dropped & kept(layer, plan).keys(), again
-
-
-def _halves(layer: Layer, repeated: set[str]) -> tuple[dict[str, float], dict[str, float]]:
-    """Per-op selective checkpointing repeats every second matmul: of q, k, v the second, of a gated pair the second."""
-    parts: dict[str, float] = {}
-    shares: dict[str, float] = {}
-    for node in layer.nodes:
-        axis = layer.axis[layer.tensor[node.outputs[0]].axes[-1]] if node.outputs else None
-        if axis is None or node.name in repeated or node.name not in ("attention/qkv", "mlp/fc1"):
+        if isinstance(node, View) and all(name in layer.producer and layer.producer[name].name in stays for name in node.inputs):
+            stays.add(node.name)
+    dropped = set[str]()
+    for name in saved:
+        maker = made_by.get(name)
+        if name in layer.inputs or maker is None:
             continue
-        if node.name == "attention/qkv":
-            parts[node.name] = layer.volume(axis.parts[1]) / layer.size(axis.name)
-            shares["attention/qkv_out"] = 1.0 - parts[node.name]
-        elif len(axis.parts) == 2:
-            parts[node.name] = shares["mlp/activation_in"] = 0.5
-    return parts, shares
+        beside = isinstance(maker, Permute) and name not in maker.outputs
+        # What repeats keys and values is no op that is saved.
+        if maker.name not in stays or beside or name.endswith(("/repeated_keys", "/repeated_values")):
+            dropped.add(name)
+    turned = {node.name for node in layer.nodes if isinstance(node, Elementwise) and node.op.endswith("rope")}
+    again = _between(layer, plan, dropped, stays) | turned
+    if not compiled:
+        last = max((at for at, node in enumerate(layer.nodes) if node.name in again), default=-1)
+        again |= {node.name for node in layer.nodes[: last + 1] if node.name not in stays}
+    starts = {name for node in layer.nodes if node.name in again for name in node.inputs}
+    starts |= {name for node in layer.nodes if isinstance(node, View) and starts & {*node.outputs} for name in node.inputs}
+    entries = [name for name in layer.inputs if name in starts and name not in saved]
+    for node in layer.nodes:
+        if node.name in stays and not isinstance(node, View | Permute):
+            entries += [name for name in node.outputs if name not in saved and (name in starts or not compiled)]
+        elif isinstance(node, Permute) and node.back and node.name in stays:
+            entries.append(node.inputs[0])
+    order = tuple(node.name for node in layer.nodes if node.name in again)
+    return Cut(frozenset(dropped), order, tuple(parts.items()), tuple(shares.items()), tuple(entries), reduces=False)
+
+
+def _saved_ops(layer: Layer, modules: Container[str]) -> tuple[set[str], dict[str, float], dict[str, float]]:
+    """Nodes whose output is saved; of products that stand for several linears the share that runs again, and that stays."""
+    stays, parts, shares = set[str](), dict[str, float](), dict[str, float]()
+    linears = 0
+    for node in _in_code_order(layer):
+        if isinstance(node, Attention):
+            if "op_attention" not in modules:
+                stays.add(node.name)
+        elif isinstance(node, Permute):
+            if "op_exchanged" in modules:
+                stays.add(node.name)
+        elif isinstance(node, Einsum) and node.weight and node.module not in ROUTED and "op_unlisted" not in modules:
+            skipped = [(linears + i) % 2 == 1 for i in range(node.linears)]
+            linears += node.linears
+            axis = layer.axis[layer.tensor[node.outputs[0]].axes[-1]]
+            sizes = [layer.volume(part) for part in axis.parts] if len(axis.parts) == node.linears else [1.0] * node.linears
+            share = sum(size for size, skip in zip(sizes, skipped, strict=True) if skip) / sum(sizes)
+            if share < 1.0:
+                stays.add(node.name)
+            if 0.0 < share < 1.0:
+                parts[node.name], shares[node.outputs[0]] = share, 1.0 - share
+    return stays, parts, shares
+
+
+def _in_code_order(layer: Layer) -> list[Node]:
+    """Nodes in the order of a module's code, which finishes one input of an op before it begins the next."""
+    found: dict[str, Node] = {}
+
+    def visit(node: Node) -> None:
+        for name in node.inputs:
+            if (maker := layer.producer.get(name)) is not None and maker.name not in found:
+                visit(maker)
+        found[node.name] = node
+
+    for node in layer.nodes[::-1]:
+        if not any(name in layer.consumers for name in node.outputs) and node.name not in found:
+            visit(node)
+    return list(found.values())

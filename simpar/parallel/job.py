@@ -109,6 +109,7 @@ class Job:
             "fused_rope": own.fused_rope or library,
             # A graph over whole layers holds no split by tokens per expert on the host: biases go into the grouped kernels.
             "fused_expert_bias": own.fused_expert_bias or (training.cuda_graphs and training.cuda_graph_scope == "layer"),
+            "fused_clamp": own.fused_clamp or compiled,
             "saves_gathered_input": own.saves_gathered_input and plan.tp > 1,
             "whole_embedding_gradient": own.whole_embedding_gradient and plan.tp > 1,
         }
@@ -192,6 +193,8 @@ class Job:
                 more.add("op_unlisted")
             if self.attention_kernel in self.framework.kernels.unlisted_attention:
                 more.add("op_attention")
+            if self.plan.ep > 1:
+                more.add("op_exchanged")
             recompute = Recompute(modules=recompute.modules | more)
         elif recompute.full and training.trainable != "lora":
             # The frozen product of an adapted layer runs before what its adapter keeps.

@@ -273,12 +273,13 @@ class LocalLayer:
 
     def saved(self) -> tuple[tuple[tuple[str, float], ...], float]:
         """(what stays saved, what is alive only during the backward)."""
-        tensors, entries = self.tensors(), tuple((name, self.entry_bytes(name)) for name in self.cut.entries)
+        shares = dict(self.cut.kept_parts)
+        tensors = self.tensors()
+        entries = tuple((name, self.entry_bytes(name) * shares.get(name, 1.0)) for name in self.cut.entries)
         # What runs again starts from tensors that the kernels keep or do not keep.
         again = sum(tensors.values()) - sum(amount for name, amount in entries if name in tensors)
         if self.options.recompute.full:
             return entries, again
-        shares = dict(self.cut.kept_parts)
         stays = tuple((name, amount * shares.get(name, 1.0)) for name, amount in tensors.items() if name not in self.cut.dropped)
         return (*entries, *stays), again - sum(amount for _, amount in stays)
 

@@ -28,5 +28,5 @@ MODULES: Final[dict[str, Module]] = {
     "shared_experts": _module("shared_experts"),
     "attention": _module("attention", "core_attn", "mla_up_proj"),
 }
-"""Name in a plan -> what it checkpoints; "op", "op_compiled", "op_unlisted" and "op_attention" beside them are torchtitan's
+"""Name in a plan -> what it checkpoints; "op", "op_compiled", "op_unlisted", "op_attention" and "op_exchanged" are torchtitan's
 per-op policy (graph/rematerialise.py)."""
