@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from simpar.costs.collective_geometry import packed
 from simpar.costs.collectives import CollectiveModel
-from simpar.costs.expert_parallel import Exchange, groups_visited
+from simpar.costs.expert_parallel import Exchange, groups_in_turn, groups_visited
 from simpar.errors import InputError
 from simpar.specs.hardware import load_hardware
 
@@ -96,3 +96,17 @@ def test_a_call_outside_a_graph_costs_more(size: int) -> None:
 def test_custom_kernels_stay_in_a_domain() -> None:
     with pytest.raises(InputError, match="domain"):
         MODEL.custom_all_reduce(1e6, packed(MODEL.hardware, 16, 2))
+
+
+@pytest.mark.parametrize(
+    ("groups", "topk", "experts"), [(8, 8, 128), (64, 8, 256), (64, 4, 128), (32, 8, 384), (8, 6, 64), (4, 5, 12), (1, 8, 64)]
+)
+def test_experts_dealt_in_turn_lie_side_by_side(groups: int, topk: int, experts: int) -> None:
+    tokens = [[(token * topk + i) % experts * groups // experts for i in range(topk)] for token in range(experts)]
+    assert groups_in_turn(groups, topk, experts) == pytest.approx(np.mean([len(set(row)) for row in tokens]))
+
+
+def test_a_token_whose_experts_are_side_by_side_travels_once() -> None:
+    placement = packed(MODEL.hardware, 64, 8)
+    drawn, dealt = (MODEL.exchange(dispatch(4096, in_turn=turn), placement, "deepep").seconds for turn in (False, True))
+    assert dealt < 0.3 * drawn

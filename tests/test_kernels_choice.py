@@ -153,3 +153,18 @@ def test_torch_runs_cudnn_of_its_release_on_blackwell() -> None:
     for direction, gain in (("forward", 1.08), ("backward", 1.15)):
         assert seconds["dgx-b200", "cudnn", direction] > gain * seconds["dgx-b200", "cudnn9.19", direction]
         assert seconds["gb200-nvl72", "cudnn", direction] == seconds["gb200-nvl72", "cudnn9.19", direction]
+
+
+def test_flex_attention_is_behind_the_kernels_of_its_generation() -> None:
+    """PyTorch's blog on FlexAttention's FlashAttention-4 backend: 1.6 to 3.2 forward, 1.85 to 2.3 backward on Blackwell."""
+
+    def seconds(hardware: str, kernel: str, *, backward: bool) -> float:
+        work = AttentionWork(1, 8192, 8192, 32, 8, 128, 128, backward=backward, kernel=kernel)
+        return KernelModel(load_hardware(hardware)).attention(work).seconds
+
+    for backward, (low, high) in ((False, (1.6, 3.2)), (True, (1.85, 2.3))):
+        assert low < seconds("dgx-b200", "flex", backward=backward) / seconds("dgx-b200", "fa4", backward=backward) < high
+        for hardware in ("dgx-a100-80gb", "mi355x"):
+            assert seconds(hardware, "flex", backward=backward) == seconds(hardware, "fa2", backward=backward)
+    assert framework("torchtitan", "2026-05").kernels.attention_kernel("blackwell", 128) == "cudnn9.19"
+    assert framework("torchtitan", "2026-06").kernels.attention_kernel("blackwell", 128) == "flex"

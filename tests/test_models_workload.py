@@ -88,6 +88,52 @@ def test_expert_biases_and_clamps_move_what_torch_counts(bytes_each: float, copi
         assert sum(each for _, each in kernel.backward) + kernel.copied[1] == pytest.approx(counted[1] - 4.0, rel=0.01)
 
 
+def test_a_clamp_is_part_of_a_compiled_activation() -> None:
+    plain = load_model("qwen3-30b-a3b")
+    assert isinstance(plain, TransformerSpec)
+    model = plain.model_copy(update={"mlp_bias": True, "swiglu_limit": 7.0})
+    layer = next(layer for layer in transformer_network(model, 1, 128).layers if layer.name == "moe_layer")
+    apart, inside = ({k.node.name for k in kernels(layer, KernelPlan(Kernels(fused_clamp=fused)))} for fused in (False, True))
+    assert apart - inside == {"moe/clamp"}
+    assert "moe/fc2_bias" in inside
+
+
+@pytest.mark.torch
+def test_the_glue_of_latent_attention_moves_what_torch_counts() -> None:
+    """torchtitan models/deepseek_v3 Attention between its products and attention itself."""
+    torch = pytest.importorskip("torch")
+    from torch_traffic import _Counter
+
+    tokens, heads, nope, rope, value = 256, 16, 128, 64, 128
+    q = torch.randn(1, tokens, heads, nope + rope, dtype=torch.bfloat16, requires_grad=True)
+    kv = torch.randn(1, tokens, heads, nope + value, dtype=torch.bfloat16, requires_grad=True)
+    shared = torch.randn(1, tokens, 1, rope, dtype=torch.bfloat16, requires_grad=True)
+    turns = torch.polar(torch.ones(tokens, rope // 2), torch.ones(tokens, rope // 2)).view(1, tokens, 1, rope // 2)
+
+    def turned(x: Any) -> Any:
+        wide = torch.view_as_complex(x.float().view(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(wide * turns).flatten(3).to(x.dtype)
+
+    with _Counter() as forward:
+        plain, part = q.split([nope, rope], -1)
+        queries = torch.cat([plain, turned(part)], -1)
+        plain, values = kv.split([nope, value], -1)
+        keys = torch.cat([plain, turned(shared).expand(-1, -1, heads, -1)], -1)
+    gradients = [torch.ones_like(t) for t in (queries, keys, values)]
+    with _Counter() as backward:
+        torch.autograd.backward((queries, keys, values), gradients)
+    model = load_model("deepseek-v3")
+    assert isinstance(model, TransformerSpec)
+    layer = transformer_network(model.model_copy(update={"num_attention_heads": heads}), 1, tokens).layers[1]
+    kernel = next(k for k in kernels(layer, KernelPlan(Kernels(fused_rope=False))) if k.node.name == "attention/rope")
+
+    def moved(part: Any) -> float:
+        return float(sum(layer.volume(axes) * each for axes, each in part))
+
+    assert moved(kernel.forward) == pytest.approx(forward.moved, rel=0.08)
+    assert moved(kernel.backward) == pytest.approx(backward.moved, rel=0.12)
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("name", "autocast"), [("gelu_new", False), ("gelu_new", True), ("gelu_fast", False), ("quick_gelu", True)]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import simpar
 from simpar.costs.pricer import LayoutPricer
 from simpar.errors import UnknownNameError
+from simpar.evidence.row_framework import framework_of
 from simpar.graph.kernels import kernels
 from simpar.parallel.layout import Layout
 from simpar.specs.calibration import Constant, calibrated_by
@@ -89,6 +90,14 @@ def test_wide_heads_run_unfused_on_blackwell_until_the_library_takes_them() -> N
     )
     assert early.kernels.attention_kernel("hopper", 192) == "fa3"
     assert late.kernels.attention_kernel("blackwell", 192) == "cudnn"
+
+
+def test_automodel_is_no_megatron() -> None:
+    assert framework_of({"framework": "NeMo AutoModel"}) == ("nemo-automodel", [])
+    assert framework_of({"framework": "NeMo 25.04"}) == ("nemo", [])
+    spec = framework("nemo-automodel", "2025-11")
+    assert spec.data.zero_stage_default == 3
+    assert spec.conventions.ep_dispatcher == "deepep"
 
 
 def test_an_unknown_name_lists_the_closest() -> None:

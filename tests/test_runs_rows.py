@@ -288,6 +288,7 @@ def test_attention_kernels() -> None:
     assert attention_of({"flash_attention": False}) == "unfused"
     assert attention_of({"flash_attention": False, "notes": "built without cuDNN"}) == "unfused"
     assert attention_of({"notes": "cuDNN attention"}) == "cudnn"
+    assert attention_of({"notes": "TE + DeepEP + FlexAttn"}) == "flex"
     assert attention_of({"flash_attention": True}) == "auto"
 
 
@@ -448,7 +449,7 @@ def test_values_of_other_types_mean_the_same() -> None:
     [
         ("Meta-Llama-3-8B-Instruct", "llama3.1-8b"), ("Llama 2 70B", "llama2-70b"), ("Llama-3.3-70B", "llama3.1-70b"),
         ("Mixtral 8x7B v0.1", "mixtral-8x7b"), ("GPT-3 175B", "gpt3-175b"), ("DeepSeek-V3", "deepseek-v3"),
-        ("Qwen3-30B-A3B", "qwen3-30b-a3b"), ("Llama-3.2-1B", None), ("ours", None),
+        ("Qwen3-30B-A3B", "qwen3-30b-a3b"), ("Llama-3.2-1B", "llama3.2-1b"), ("Kimi-K2", "kimi-k2"), ("ours", None),
     ],
 )  # fmt: skip
 def test_a_named_model_has_its_published_dimensions(name: str, preset: str | None) -> None:
@@ -462,6 +463,16 @@ def test_a_named_model_has_its_published_dimensions(name: str, preset: str | Non
     assert isinstance(model, TransformerSpec)
     again = TransformerSpec.model_validate({**table, "name": model.name})
     assert total_parameters(again) == pytest.approx(total_parameters(model), rel=2e-3)
+
+
+def test_ranks_of_latent_attention_are_those_of_the_named_model() -> None:
+    said = "q_lora 1536, kv_lora 512, qk_nope 128, qk_rope 64, v 128"
+    sizes = {"layers": 61, "hidden": 7168, "heads": 128, "ffn": 18432}
+    found, notes = completed({"model_name": "DeepSeek-V3", "mla": True, **sizes})
+    assert found["mla"] == said
+    assert notes == ["model dimensions not stated: those of deepseek-v3"]
+    assert completed({"model_name": "DeepSeek-V3", "mla": True, **sizes, "hidden": 4096})[0]["mla"] is True
+    assert completed({"model_name": "DeepSeek-V3", "mla": "kv_lora 256, v 64", **sizes})[0]["mla"] == "kv_lora 256, v 64"
 
 
 @pytest.mark.parametrize(("pattern", "name", "why"), NEAREST)

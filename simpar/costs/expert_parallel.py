@@ -1,7 +1,8 @@
 """Expert-parallel dispatch and combine: plain all-to-all, or DeepEP, which sends a token once to each place it visits.
 
 With tokens routed to k of E experts spread evenly over m equal groups (ranks, domains), a token visits
-u(m) = m (1 - C(E - E/m, k) / C(E, k)) of them on average: the hypergeometric chance of hitting each.
+u(m) = m (1 - C(E - E/m, k) / C(E, k)) of them on average: the hypergeometric chance of hitting each. Benchmarks that deal
+experts in turn give a token k consecutive ones, which lie on one rank or a few.
 
 Normal mode (deepseek-ai/DeepEP): each SM of the kernel moves a fixed rate over the links, up to the link; between domains
 one copy for each domain visited passes the NIC and is forwarded inside. Low-latency mode sends each of the k copies on its own.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import exp, lgamma, log2
+from math import exp, gcd, lgamma, log2
 
 from simpar.costs.collective_geometry import Geometry
 from simpar.specs.collective_constants import ExpertConstants
@@ -45,6 +46,7 @@ class Exchange:
         topk, experts: routing.
         sms: SMs the kernel is given (normal mode).
         nodes_limit: most domains a token may visit (group-limited routing), or none.
+        in_turn: experts are dealt in turn, so that those of a token are consecutive.
     """
 
     direction: str
@@ -54,6 +56,7 @@ class Exchange:
     experts: int
     sms: int = DEFAULT_SMS
     nodes_limit: int | None = None
+    in_turn: bool = False
 
 
 def _log_choose(n: float, k: float) -> float:
@@ -69,10 +72,21 @@ def groups_visited(groups: int, topk: int, experts: int) -> float:
     return groups * (1.0 - exp(_log_choose(away, topk) - _log_choose(experts, topk)))
 
 
+@lru_cache(maxsize=4096)
+def groups_in_turn(groups: int, topk: int, experts: int) -> float:
+    """Mean of the groups that hold k consecutive experts, of tokens that take the next k each."""
+    each = experts // groups
+    starts = range(0, experts, gcd(topk, experts))
+    return sum(min((start % each + topk - 1) // each + 1, groups) for start in starts) / len(starts)
+
+
 def _visits(x: Exchange, g: Geometry) -> tuple[float, float]:
     """Copies of a token over the links (its own rank left out) and over the NIC (its own domain left out)."""
-    ranks = groups_visited(g.size, x.topk, x.experts)
-    domains = groups_visited(g.domains, x.topk, x.experts)
+    visited = groups_in_turn if x.in_turn else groups_visited
+    ranks = visited(g.size, x.topk, x.experts)
+    domains = visited(g.domains, x.topk, x.experts)
+    if x.in_turn:
+        return ranks * (g.size - 1) / g.size, domains * (g.domains - 1) / g.domains
     if x.nodes_limit is not None and x.nodes_limit < domains:
         ranks = min(ranks, g.size * x.nodes_limit / g.domains)
         domains = float(x.nodes_limit)

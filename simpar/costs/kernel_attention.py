@@ -17,7 +17,7 @@ from simpar.specs.calibration import constant
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.kernel_constants import AttentionConstants
 
-KERNELS: Final = ("auto", "fa1", "fa2", "fa3", "fa4", "cudnn", "cudnn9.19", "trtllm-gen", "unfused", "eager")
+KERNELS: Final = ("auto", "fa1", "fa2", "fa3", "fa4", "flex", "cudnn", "cudnn9.19", "trtllm-gen", "unfused", "eager")
 AUTO: Final = {"hopper": "fa3", "blackwell": "trtllm-gen"}
 """By architecture; others FlashAttention-2."""
 FALLBACKS: Final = {
@@ -25,6 +25,7 @@ FALLBACKS: Final = {
     "fa2": ("fa2", "cudnn", "fa3", "trtllm-gen", "fa4"),
     "fa3": ("fa3", "cudnn", "trtllm-gen", "fa4", "fa2"),
     "fa4": ("fa4", "trtllm-gen", "cudnn", "fa3", "fa2"),
+    "flex": ("fa4", "fa3", "cudnn", "trtllm-gen", "fa2"),
     "cudnn": ("cudnn", "fa3", "trtllm-gen", "fa4", "fa2"),
     "cudnn9.19": ("fa4", "cudnn", "fa3", "trtllm-gen", "fa2"),
     "trtllm-gen": ("trtllm-gen", "fa4", "cudnn", "fa3", "fa2"),
@@ -34,10 +35,16 @@ TFLOP/s forward and backward at 8k, causal, of 9.22 on a GB200 (cudnn-frontend's
 FlashAttention-4 on a B200 (flash-attention PR 2280)."""
 FA1_OVER_FA2: Final = 1.8
 """FlashAttention-2 paper: about twice as fast as its predecessor, 1.7-2.1 by case."""
-BEFORE_ITS_TIME: Final = {("hopper", "fa2"): (1.7, 1.6), ("blackwell", "fa2"): (3.1, 3.0), ("blackwell", "fa3"): (3.1, 3.0)}
-"""(Architecture, kernel written for an older one) -> times slower, forward and backward, than the architecture's own. Hopper: FA3's
+BEFORE_ITS_TIME: Final = {
+    ("hopper", "fa2"): (1.7, 1.6), ("blackwell", "fa2"): (3.1, 3.0), ("blackwell", "fa3"): (3.1, 3.0),
+    ("hopper", "flex"): (1.7, 1.6), ("blackwell", "flex"): (2.3, 2.1),
+}  # fmt: skip
+"""(Architecture, kernel not written for it) -> times slower, forward and backward, than the architecture's own. Hopper: FA3's
 paper (arXiv 2407.08608), 1.5-2.0 and 1.5-1.75 over FA2. Blackwell has no wgmma, so FA2's instructions are all that runs there:
-308-380 and 243-334 TFLOP/s at head size 64 (flash-attention issue 1589), a quarter to a third of its own kernels."""
+308-380 and 243-334 TFLOP/s at head size 64 (flash-attention issue 1589), a quarter to a third of its own kernels. FlexAttention's
+Triton kernels: 1.6 to 3.2 and 1.85 to 2.3 behind FlashAttention-4 on a GB200 (PyTorch's blog on its FlashAttention-4 backend);
+on Hopper, and where nothing is said, taken to run as FlashAttention-2, whose times they have in TritonBench
+(pytorch/benchmark PR 2443)."""
 FP8_SPEEDUP: Final = 1.5
 """FlashAttention-3 chart: forward at 8k-16k, head size 128."""
 RATIO: Final = {"small": 2.65, "usual": 2.9, "latent": 3.3}
@@ -109,7 +116,10 @@ def price(model: Model, call: AttentionWork) -> Price:
     """
     if call.kernel not in KERNELS:
         raise unknown("attention kernel", call.kernel, list(KERNELS))
-    kernel = AUTO.get(model.hardware.gpu.architecture, "fa2") if call.kernel == "auto" else call.kernel
+    architecture = model.hardware.gpu.architecture
+    kernel = AUTO.get(architecture, "fa2") if call.kernel == "auto" else call.kernel
+    if kernel == "flex" and (architecture, kernel) not in BEFORE_ITS_TIME:
+        kernel = "fa2"
     if kernel in ("unfused", "eager"):
         return _unfused(model, call, eager=kernel == "eager")
     latent = call.v_head_dim != call.head_dim
@@ -132,7 +142,7 @@ def price(model: Model, call: AttentionWork) -> Price:
         more = float(head_constants(own, _shapes(call).head_dim)[1][0]) / 2.0 * call.sequence_q
         seconds = own.latency_s + (seconds - own.latency_s) * (_pairs(call) + more) / (whole + more)
     seconds *= factor * (FA1_OVER_FA2 if kernel == "fa1" else 1.0)
-    slower = BEFORE_ITS_TIME.get((model.hardware.gpu.architecture, kernel))
+    slower = BEFORE_ITS_TIME.get((architecture, kernel))
     if slower is not None and own.kernel != kernel:
         seconds *= slower[call.backward]
     if call.dtype.startswith("fp8") and not call.backward:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from simpar.evidence.row_model import MLA_FIELDS, MLP
 from simpar.specs.model import TransformerSpec
-from simpar.specs.models_io import load_model, table_names
+from simpar.specs.models_io import load_model, model_names
 
 Row = Mapping[str, Any]
 
@@ -66,13 +66,14 @@ def _with_dimensions(row: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     if not row.get("heads") and row.get("hidden") and row.get("head_dim"):
         row["heads"] = max(1, int(row["hidden"]) // int(row["head_dim"]))
         notes.append(f"heads not stated: {row['heads']}, the hidden size over the head size")
-    complete = all(row.get(key) for key in _DIMENSIONS) and (row.get("ffn") or row.get("moe_ffn"))
+    ranks = not row.get("mla") or "kv_lora" in str(row["mla"])
+    complete = all(row.get(key) for key in _DIMENSIONS) and (row.get("ffn") or row.get("moe_ffn")) and ranks
     name = None if complete else _preset_of(str(row.get("model_name") or ""))
     known = _columns_of(name) if name else {}
     if not known or any(row.get(key) not in (None, 0, known.get(key)) for key in (*_DIMENSIONS, "ffn", "moe_experts")):
         return row  # another model under that name: cut in depth, say
     notes.append(f"model dimensions not stated: those of {name}")
-    return {**known, **row}
+    return {**known, **row} | ({} if ranks else {"mla": known.get("mla", row["mla"])})
 
 
 def _preset_of(model: str) -> str | None:
@@ -80,7 +81,7 @@ def _preset_of(model: str) -> str | None:
     text = re.sub(r"[\s_]+", "-", model.lower())
     text = re.sub(r"llama-?3(\.[013])?-", "llama3.1-", text)
     text = re.sub(r"llama-?(\d)", r"llama\1", text).replace("gpt-3", "gpt3")
-    found = [name for name in table_names() if re.search(rf"(?<![a-z0-9.]){re.escape(name)}(?![a-z0-9.])", text)]
+    found = [name for name in model_names() if re.search(rf"(?<![a-z0-9.]){re.escape(name)}(?![a-z0-9.])", text)]
     return max(found, key=len, default=None)
 
 

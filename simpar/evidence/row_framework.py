@@ -30,6 +30,7 @@ FRAMEWORK_PATTERNS: Final = (
     (r"swift.*deepspeed|transformers.*deepspeed", "deepspeed"),
     (r"megatron-?bridge", "megatron-bridge"),
     (r"^megatron-core\b.*nemo", "megatron-core"),
+    (r"nemo.?auto-?model", "nemo-automodel"),
     (r"nemo|nvidia release|\bngc\b", "nemo"),
     (r"primus.*maxtext|maxtext.*primus", "maxtext"),
     (r"megatron|megascale|primus|vescale|flagscale|nnscaler", "megatron-core"),
@@ -109,6 +110,7 @@ ATTENTION_KERNELS: Final = (
     (r"flash[ _-]?attention[ _-]?(3|v3)|\bfa3\b", "fa3"),
     (r"flash[ _-]?attention[ _-]?(2|v2)|\bfa2\b", "fa2"),
     (r"flash[ _-]?attention[ _-]?v?1|\bfa1\b", "fa1"),
+    (r"\bflex[ _-]?att(n|ention)", "flex"),
     (r"(?<!without )(?<!no )cudnn", "cudnn"),
     (r"kernel: (torch|fused)\b", "unfused"),
 )

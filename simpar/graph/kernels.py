@@ -256,10 +256,17 @@ def _rotated(layer: Layer, node: Elementwise, plan: KernelPlan, *, fused: bool) 
 
 
 def _latent_rope(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
-    """Queries and keys of latent attention, the shared rotary part of the keys copied to all heads."""
-    del plan
-    axes = layer.tensor[node.outputs[0]].axes
-    return Kernel(node, "rope", ((axes, 8.0),), ((axes, 8.0),), 2)
+    """Queries and keys of latent attention, the shared rotary part of the keys copied to all heads.
+
+    In elementary kernels: the queries' rotary part is cast to fp32, turned as complex numbers and cast back, queries and keys are
+    put together; backward that part again, and the gradients of what was split are (torchtitan models/deepseek_v3 Attention).
+    """
+    query, key = (layer.tensor[name].axes for name in node.outputs[:2])
+    if plan.library.fused_rope:
+        return Kernel(node, "rope", ((query, 8.0),), ((query, 8.0),), 2)
+    both, shared = (layer.tensor[name].axes for name in node.inputs[1:])
+    turned = (*query[:-1], shared[-1])
+    return Kernel(node, "composite", ((query, 4.0), (key, 4.0), (turned, 20.0)), ((query, 4.0), (both, 4.0), (turned, 22.0)), 9)
 
 
 def _activation(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
@@ -301,7 +308,7 @@ def _chained_gelu(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
 def _clamp(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     """Clamp of both halves and their concatenation; backward the masks of what was not clamped (one half has two bounds), the
     gradients under them and their concatenation."""
-    if plan.library.fused_expert_bias:
+    if plan.library.fused_expert_bias or plan.library.fused_clamp:
         return Kernel(node, bare=True)
     axes = _input(layer, node)
     keeps = (_keep(layer, node.inputs[0]),)

@@ -44,6 +44,7 @@ class Kernels(Policy):
         fused_rope: rotary embedding of queries and keys as one kernel.
         fused_scaled_rope: also where sine and cosine have a factor (YaRN).
         fused_expert_bias: experts' biases and the clamp of their activation inside the grouped kernels, see graph/kernels.py.
+        fused_clamp: the clamp alone is part of the activation's kernel, as in any compiled graph.
         fused_softmax: attention without flash kernels uses Megatron's scale-mask-softmax kernel; False: a chain of torch's.
         compile: graphs are compiled by default.
         compiles_checkpoints: recomputed layers are compiled too; False: eager, as torch does not trace them over a graph break.
@@ -91,6 +92,7 @@ class Kernels(Policy):
     fused_rope: bool = True
     fused_scaled_rope: bool = True
     fused_expert_bias: bool = False
+    fused_clamp: bool = False
     fused_softmax: bool = True
     compile: bool = False
     compiles_checkpoints: bool = True
@@ -358,6 +360,7 @@ class Conventions(Policy):
             --make-vocab-size-divisible-by); 0: what does not divide over the ranks is left out.
         rank_order: dimensions of the ranks, the fastest first, where a published run does not say; "" = the plan's default.
         ep_dispatcher: how tokens reach their experts where a published run does not say.
+        balances_in_turn: a forced balance deals experts in turn, so that a token's are consecutive; False: at random.
         only_cp_style: the one style of context parallelism there is, whatever a run calls it; "" = as the run says.
         adapter_cp_style: context parallelism of fine-tuning with low-rank adapters, of runs that do not say theirs.
         expert_virtual_stages: of pipelined runs with experts that do not say theirs: one, or the middle one of the divisors of a
@@ -375,6 +378,7 @@ class Conventions(Policy):
     vocabulary_multiple: int = 1
     rank_order: str = ""
     ep_dispatcher: Literal["alltoall", "deepep", "hybridep"] = "alltoall"
+    balances_in_turn: bool = False
     only_cp_style: Literal["", "ring", "all_gather", "ulysses"] = ""
     adapter_cp_style: Literal["ring", "ulysses"] = "ring"
     expert_virtual_stages: Literal["one", "middle"] = "one"

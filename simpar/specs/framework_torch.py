@@ -67,7 +67,7 @@ TORCHTITAN: Final = (
          "sequence_parallel_default": True, "gradient_adds": "pipelines", "fsdp_gather_copy_bytes": 4.0,
          "fsdp_reduce_copy_bytes": 6.0, "unlisted_attention": ("cudnn",), "fsdp_group_cpu_s": (0.36e-3, 0.42e-3),
          "fsdp_weight_cpu_s": (67e-6, 108e-6), "tensor_module_cpu_s": (0.23e-3, 0.29e-3), "optimizer_tensor_cpu_s": 43e-6,
-         "recompute_stops_early": True},
+         "recompute_stops_early": True, "balances_in_turn": True},
         "torchtitan models/llama/model.py (repeat_kv before attention, whose copies autograd keeps, compiled or not); torch "
         "FSDP2 _fsdp_collectives.py: weights are split out of the gathered buffer (16 bits read and written), gradients "
         "chunked into the one that is reduced in fp32, both on the compute stream; torch _functional_collectives.py "
@@ -84,8 +84,8 @@ TORCHTITAN: Final = (
         "pre_forward in pytorch issue 173680); distributed tensors of an eager pair of column- and row-parallel products cost "
         "the host 0.59 and 0.74 ms a product forward and backward (one H100, torch 2.11) where a linear layer's forward takes "
         "it 34 us (validation/measured/h100-2026-11/host.jsonl), here at 13.5 us; torchtitan parallelize_llama.py "
-        "apply_tp (norms are SequenceParallel) and apply_ac (checkpoint_wrapper, not "
-        "reentrant, which since torch 2.1 stops where all saved tensors are made again)"),
+        "apply_tp (norms are SequenceParallel) and apply_ac (checkpoint_wrapper, not reentrant, which since torch 2.1 stops where "
+        "all saved tensors are made again); models/moe _debug_force_load_balance_routing (experts in turn)"),
     Row((2024, 12), {"expandable_segments_one_node": True},
         "torchtitan run_train.sh (one node) sets expandable_segments, multinode_trainer.slurm does not"),
     Row((2025, 3), {"logits_fp32_copies_compiled": 0.5},
@@ -110,8 +110,7 @@ TORCHTITAN: Final = (
         "torch 2.11 comes with cuDNN 9.19 (2.10 with 9.10); torchtitan ChunkedLossWrapper as the default; torchao's nvfp4 "
         "linear saves its input in 4 bits; torchtitan components/quantization/nvfp4.md: the recipes leave the last 15 % of "
         "the layers and the head in bf16"),
-    Row((2026, 6), {"attention": (("", "fa2"),)},
-        "torchtitan PR 3571: language models run FlexAttention, whose Triton kernels are taken to run as FlashAttention 2"),
+    Row((2026, 6), {"attention": (("", "flex"),)}, "torchtitan PR 3571: language models run FlexAttention on its Triton kernels"),
 )  # fmt: skip
 """torchtitan's behaviour."""
 MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
@@ -137,6 +136,27 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              "OLMo-core train/trainer.py (075a36a13): compile_loss in all its scripts; the logits but those of the last token are "
              "copied (contiguous) before the loss, whose gradient goes back into zeros of all of them; z-loss in the same graph; "
              "nn/transformer/config.py: no checkpointing unless asked for"),),
+    ),
+    "nemo-automodel": (
+        "torchtitan",
+        (Row((2025, 10),
+             {"fused_norm": True, "normed_bytes": 2.0, "fused_activation": True, "fused_clamp": True, "repeats_keys": False,
+              "value_views": False, "expert_output_fp32": False, "fsdp_root": "tied", "pure_bf16": True,
+              "fsdp_defers_reduction": True, "recompute_default": "none", "selective_recompute": ("core_attn",),
+              "recompute_stops_early": True, "microbatch_per_stage": False, "sequence_parallel_default": False,
+              "torch_ring": False, "only_cp_style": "", "loss": "unfused", "logits_fp32_copies": 2.5,
+              "logits_fp32_copies_compiled": None, "ep_dispatcher": "deepep", "optimizer_kernel": "foreach",
+              "optimizer_traffic_bytes": 46.0, "unlisted_attention": (), "adapters": "each",
+              "attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn"))},
+             "NeMo AutoModel (ecc8b919, November 2025): components/moe/parallelizer.py (fully_shard of every block, of embedding "
+             "and of head; ptd_checkpoint_wrapper of whole blocks, not reentrant), moe/fsdp_mixin.py (micro-batches but the last "
+             "reduce nothing), moe/layers.py (Megatron's flex dispatcher with DeepEP and fused permutation, FakeBalancedGate "
+             "dealing experts in turn, activations under torch.compile), loss/masked_ce.py (torch's cross-entropy of fp32 "
+             "logits); models are made in the dtype of their file, bf16, and torch.optim.Adam without options runs in lists of "
+             "operations (23 16-bit accesses a weight); norm, linear layers and attention are TransformerEngine's in the "
+             "benchmarked configurations"),
+         Row((2026, 1), {"fused_rope": True}, "AutoModel PR 897: TransformerEngine's fused rotary embedding"),
+         Row((2026, 8), {"fused_rope": False}, "components/models/common/utils.py: rope_fusion is switched off for now")),
     ),
 }  # fmt: skip
 """Training code of one family of models: name -> (what it builds on, its rows in order of time)."""
