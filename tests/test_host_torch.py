@@ -78,6 +78,23 @@ def test_early_zero3_handles_each_weight_as_a_list_of_its_ranks() -> None:
     assert first.exposed_communication_s["dp"] > 1.5 * later.exposed_communication_s["dp"]  # nothing is fetched ahead
 
 
+def test_hooks_of_zero_3_run_on_one_gpu_too() -> None:
+    """DeepSpeed's parameter coordinator fetches modules whatever the number of ranks; torch's FSDP has nothing to gather there."""
+    for framework, gap in (("deepspeed", 0.2e-3), ("torchtitan", 0.0)):
+        host = {}
+        for zero in (2, 3):
+            scenario = make_scenario({
+                "model": "llama3.2-1b", "framework": framework, "framework_version": "2024-01",
+                "cluster": {"hardware": "dgx-a100-80gb", "num_nodes": 1, "num_gpus": 1}, "plan": {"zero_stage": zero},
+                "training": {"sequence_length": 256, "global_batch_size": 1},
+            })  # fmt: skip
+            pricer = pricer_of(scenario)
+            block = pricer.layout.stage_blocks[0][1]
+            host[zero] = launch_seconds(pricer.layout, pricer.block(block, "F"), "F")
+        assert host[3] - host[2] >= 7 * gap
+        assert (host[3] > host[2]) == bool(gap)
+
+
 @pytest.mark.parametrize("framework", ["torchtitan", "torch-fsdp", "transformers"])
 def test_small_models_wait_for_the_hooks(framework: str) -> None:
     """Compiled or not, hooks of full sharding are Python."""

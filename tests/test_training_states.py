@@ -551,7 +551,7 @@ def test_offloaded_activations_are_those_of_layers() -> None:
         ("nanotron", {}, {"optimizer": "adamw-8bit"}, "nanotron does not have it"),
         ("megatron-core", {}, {"cross_entropy": "linear"}, "megatron-core does not have it; auto, unfused, fused"),
         ("deepspeed", {}, {"optimizer_in_backward": True}, "deepspeed does not have it"),
-        ("deepspeed", {}, {"trainable": "lora", "base_weights": "nf4"}, "deepspeed does not have it"),
+        ("nanotron", {}, {"trainable": "lora", "base_weights": "nf4"}, "nanotron does not have it"),
         ("torchtune", {"offload": {"parameters": True}}, {}, "plan.zero_stage = 3"),
         ("torchtune", {"zero_stage": 3, "offload": {"parameters": True}}, {}, "more than 1 GPUs"),
         ("torchtune", {}, {"optimizer_in_backward": True, "global_batch_size": 2}, "allows no second micro-batch; 2, or"),

@@ -74,7 +74,7 @@ def launch_seconds(layout: Layout, price: BlockPrice, phase: str) -> float:
         # What it waits for is the device and the counts of other ranks: a slower core does not lengthen that.
         waits = spec.host.expert_layer_cpu_s if counts else 0.0
         host += waits - slow * passes * (1.0 - ATTENTION_SHARE) * spec.host.layer_cpu_s
-    if spec.host.fsdp_module_cpu_s and layout.gathers_by_layer:
+    if spec.host.fsdp_module_cpu_s and layout.plan.zero_stage == 3:
         # A fetch or two ahead, the host hides behind the layer's kernels what its hooks take, norms' chains included.
         host += slow * passes * (price.weights + price.containers) * spec.host.fsdp_module_cpu_s
         host = max(price.seconds, host)
