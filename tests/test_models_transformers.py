@@ -224,6 +224,36 @@ def test_decoders_with_encoders_equal_transformers(model_type: str) -> None:
     assert totals(read(table, file=model_type), 128).parameters == counted(model_type, config)
 
 
+SWITCHED: list[tuple[str, dict[str, Any]]] = [
+    ("dinov2", {"image_size": 28, "use_swiglu_ffn": True, "use_mask_token": False}),
+    ("videomae", {"image_size": 32, "qv_bias": False, "use_mean_pooling": False}),
+    ("dinov3_vit", {"use_gated_mlp": True, "key_bias": True, "query_bias": False}),
+    ("dinov3_vit", {"proj_bias": False, "mlp_bias": False}),
+    ("t5", {"is_gated_act": True}), ("mt5", {"feed_forward_proj": "relu"}), ("opt", {"enable_bias": False}),
+    ("nemotron_h", {"use_bias": True, "n_shared_experts": 0}), ("speech_to_text", {"tie_word_embeddings": False}),
+    ("hubert", {"feat_proj_layer_norm": False}), ("llama4_text", {"intermediate_size_mlp": 4096}),
+    ("esmc", {"tie_word_embeddings": True}),
+    ("internvl", {"vision_config": {"use_qk_norm": True, "norm_type": "rms_norm", "use_mask_token": True}}),
+    ("internvl", {"vision_config": {"use_absolute_position_embeddings": False, "use_mean_pooling": False}}),
+    ("got_ocr2", {"text_config": {"model_type": "qwen2", "hidden_size": 512}}), ("paligemma", {"projection_dim": 1024}),
+    ("llama4", {"vision_config": {"projector_input_dim": 2048, "projector_output_dim": 1024, "vision_output_dim": 1024}}),
+    ("voxtral", {"text_config": {"model_type": "llama", "tie_word_embeddings": True}}),
+    ("musicflamingo", {"projector_bias": False}),
+    ("muse_glimmer", {"text_config": {"model_type": "muse_glimmer_text", "tie_word_embeddings": True}}),
+    ("molmo2", {"tie_word_embeddings": True, "adapter_config": {"attention_bias": False, "hidden_size": 576}}),
+    ("glmasr", {"audio_config": {"model_type": "glmasr_encoder", "num_key_value_heads": 10}}),
+    ("kimi_k25", {"vision_config": {"hidden_size": 576}, "projection_hidden_size": 576}),
+]  # fmt: skip
+"""Switches that change what a class builds, at values that are not its defaults."""
+
+
+@pytest.mark.parametrize(("model_type", "changes"), SWITCHED)
+def test_switches_of_a_file_are_read(model_type: str, changes: dict[str, Any]) -> None:
+    config = transformers.CONFIG_MAPPING[model_type](**{**PARTS.get(model_type, {}), **changes})
+    table = written(config, difference=False)
+    assert totals(read(table, file=model_type), 128).parameters == counted(model_type, config)
+
+
 def test_every_class_that_people_train_is_read_or_refused_by_name() -> None:
     refused = set()
     for model_type in trained():

@@ -32,11 +32,12 @@ def audio_stack(file: Keys, k: Keys, tower: AudioTower, text: int) -> StackSpec:
     """The layers of an audio encoder with its stem and projector; `text` is the text's width."""
     h, depth = k.number("d_model", "hidden_size"), k.number("encoder_layers", "num_hidden_layers")
     heads, width = k.number("encoder_attention_heads", "num_attention_heads"), k.number("encoder_ffn_dim", "intermediate_size")
-    k.get("num_key_value_heads", "n_window", "n_window_infer", "conv_chunksize", "head_dim", "max_source_positions", "vocab_size")
+    k.get("n_window", "n_window_infer", "conv_chunksize", "head_dim", "max_source_positions", "vocab_size")
     file.get("head_dim")
     k.get("layerdrop", "num_hidden_layers", "max_position_embeddings")
     attention = AttentionSpec(
-        num_heads=heads, num_key_value_heads=heads, head_dim=h // heads, causal=False, position="absolute",
+        num_heads=heads, num_key_value_heads=k.get("num_key_value_heads", default=heads), head_dim=h // heads, causal=False,
+        position="absolute",
         q_bias=True, k_bias=tower.k_bias, v_bias=True, o_bias=True,
     )  # fmt: skip
     mlp = FeedForwardSpec(width=width, gated=tower.gated, bias=True, activation="gelu")
@@ -97,7 +98,7 @@ def _omni(file: Keys, k: Keys, h: int, text: int) -> Weights:
 
 def _adapter(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """dots3: a norm and two layers."""
-    k.get("adapter_input_size", "conv_output_size", "feature_size", "samples_per_token", "attention_bias")
+    k.get("adapter_input_size", "feature_size", "samples_per_token")
     out = k.number("adapter_out_dim", default=text)
     return (norm_extra("adapter_norm", "layernorm", h), *mlp2("adapter", h, out, out))
 
