@@ -67,6 +67,7 @@ SAME: Final[dict[str, Family]] = {
         Family(mlp_bias=False),
     ),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), GATED_QWEN),
+    "qwen4_exp_text": replace(GATED_QWEN, final_norm=False),
     **dict.fromkeys(("olmo2", "olmo3", "flex_olmo"), POST),
     **dict.fromkeys(("cohere", "cohere2", "cohere2_moe", "cohere_compass_text"), COHERE),
 }  # fmt: skip
