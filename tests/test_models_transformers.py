@@ -63,7 +63,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "inkling_mm_model", "instructblip", "instructblipvideo", "janus", "kosmos-2", "kosmos-2.5", "lfm3_vl",
         "minicpm_ocr", "muse_spark", "nemo_speechlm", "nemotron_h_omni", "omniasr",
         "perception_lm", "pix2struct", "pp_chart2table", "pp_formulanet", "udop",
-        "unlimited_ocr", "vibevoice", "vibevoice_asr", "voxtral_realtime",
+        "unlimited_ocr", "vibevoice", "vibevoice_asr",
     ),
     "several models in one: speech, music, actions": (
         "canary", "cohere_asr", "dia", "encoder-decoder", "fun_asr_nano", "kyutai_speech_to_text", "moonshine",

@@ -52,7 +52,7 @@ SAME: Final[dict[str, Family]] = {
         LLAMA,
     ),
     **dict.fromkeys(
-        ("mistral", "ministral", "ministral3", "mixtral", "phi3", "jetmoe", "minimax",
+        ("mistral", "voxtral_realtime_text", "ministral", "ministral3", "mixtral", "phi3", "jetmoe", "minimax",
          "olmo_hybrid"),
         PLAIN,
     ),
