@@ -228,7 +228,7 @@ def test_decoders_with_encoders_equal_transformers(model_type: str) -> None:
 
 
 SWITCHED: list[tuple[str, dict[str, Any]]] = [
-    ("dinov2", {"image_size": 28, "use_swiglu_ffn": True, "use_mask_token": False}),
+    ("dinov2", {"hidden_size": 32, "num_attention_heads": 4, "image_size": 28, "use_swiglu_ffn": True, "use_mask_token": False}),
     ("videomae", {"image_size": 32, "qv_bias": False, "use_mean_pooling": False}),
     ("dinov3_vit", {"use_gated_mlp": True, "key_bias": True, "query_bias": False}),
     ("dinov3_vit", {"proj_bias": False, "mlp_bias": False}),
