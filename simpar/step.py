@@ -291,7 +291,8 @@ def _folded(
 
     coarse: Detail = "stage" if detail == "layer" else detail
     for apart in tried:
-        counts = few, more, every = closer(scenario, apart)
+        least = closer(scenario, apart)
+        counts = few, more, every = apart if _required(scenario, least[1], {})[0] else least
         # What does not repeat itself soon is built whole instead: looking for it costs less than that.
         if last is not None and (few + more > every / 2 or passes.ops(coarse, few + more) * copies > FOLD_OPS):
             break

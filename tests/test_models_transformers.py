@@ -24,15 +24,19 @@ pytestmark = pytest.mark.torch
 
 UNBUILT = {"dbrx", "ministral", "nemotron", "lfm2_moe", "gemma3n"}
 """Their default configurations cannot be built by transformers 5.24 itself."""
+QWEN4 = {"indexer_n_heads": 8, "indexer_kv_heads": 1, "indexer_head_dim": 256, "indexer_budget": 512, "indexer_compress_ratio": 16}
 CHANGES: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 2}, "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2, "head_dim": 64}, "hunyuan_v1_dense": {"head_dim": 64},
     "gemma3n_text": {"num_hidden_layers": 20}, "marian": {"decoder_vocab_size": 1500}, "esm": {"vocab_size": 33},
     "dory": {"n_input_layers": 2, "n_output_layers": 2},
+    "qwen4_exp": {"text_config": {**QWEN4, "num_hidden_layers": 4}},
+    "qwen4_exp_text": {**QWEN4, "ple_layer_ids": [2, 5], "ngram_vocab_size_base": 1000, "eos_token_id": 3},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
 }  # fmt: skip
 PARTS: dict[str, dict[str, Any]] = {
     "aya_vision": {"vision_config": {"model_type": "siglip_vision_model", "hidden_size": 1152, "num_attention_heads": 16}},
+    "qwen4_exp": CHANGES["qwen4_exp"],
     "cohere_compass": {"text_config": CHANGES["cohere_compass_text"]},
 }
 """What the defaults of whole models need to be built."""
@@ -59,7 +63,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "inkling_mm_model", "instructblip", "instructblipvideo", "janus", "kosmos-2", "kosmos-2.5", "lfm3_vl",
         "minicpm_ocr", "muse_spark", "nemo_speechlm", "nemotron_h_omni", "omniasr",
         "perception_lm", "pix2struct", "pp_chart2table", "pp_formulanet", "udop",
-        "unlimited_ocr", "vibevoice", "vibevoice_asr", "voxtral_realtime",
+        "unlimited_ocr", "vibevoice", "vibevoice_asr",
     ),
     "several models in one: speech, music, actions": (
         "canary", "cohere_asr", "dia", "encoder-decoder", "fun_asr_nano", "kyutai_speech_to_text", "moonshine",
@@ -74,8 +78,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "squeezebert", "tapas",
     ),
     "layers of its own": (
-        "blt", "diffusion_gemma", "inkling2_loop_text", "neomme", "qwen4_exp", "qwen4_exp_text", "t5gemma2",
-
+        "blt", "diffusion_gemma", "inkling2_loop_text", "neomme", "t5gemma2",
     ),
     "a default that leaves out a size": (
         "dbrx", "gemma4_unified_assistant",
@@ -220,6 +223,36 @@ def test_a_file_that_leaves_out_what_its_class_computes(model_type: str) -> None
 @pytest.mark.parametrize("model_type", [t for t in READ if nested(t) and t not in ("esm", "gemma4_assistant")])
 def test_decoders_with_encoders_equal_transformers(model_type: str) -> None:
     config = transformers.CONFIG_MAPPING[model_type](**PARTS.get(model_type, {}))
+    table = written(config, difference=False)
+    assert totals(read(table, file=model_type), 128).parameters == counted(model_type, config)
+
+
+SWITCHED: list[tuple[str, dict[str, Any]]] = [
+    ("dinov2", {"hidden_size": 32, "num_attention_heads": 4, "image_size": 28, "use_swiglu_ffn": True, "use_mask_token": False}),
+    ("videomae", {"image_size": 32, "qv_bias": False, "use_mean_pooling": False}),
+    ("dinov3_vit", {"use_gated_mlp": True, "key_bias": True, "query_bias": False}),
+    ("dinov3_vit", {"proj_bias": False, "mlp_bias": False}),
+    ("t5", {"is_gated_act": True}), ("mt5", {"feed_forward_proj": "relu"}), ("opt", {"enable_bias": False}),
+    ("nemotron_h", {"use_bias": True, "n_shared_experts": 0}), ("speech_to_text", {"tie_word_embeddings": False}),
+    ("hubert", {"feat_proj_layer_norm": False}), ("llama4_text", {"intermediate_size_mlp": 4096}),
+    ("esmc", {"tie_word_embeddings": True}),
+    ("internvl", {"vision_config": {"use_qk_norm": True, "norm_type": "rms_norm", "use_mask_token": True}}),
+    ("internvl", {"vision_config": {"use_absolute_position_embeddings": False, "use_mean_pooling": False}}),
+    ("got_ocr2", {"text_config": {"model_type": "qwen2", "hidden_size": 512}}), ("paligemma", {"projection_dim": 1024}),
+    ("llama4", {"vision_config": {"projector_input_dim": 2048, "projector_output_dim": 1024, "vision_output_dim": 1024}}),
+    ("voxtral", {"text_config": {"model_type": "llama", "tie_word_embeddings": True}}),
+    ("musicflamingo", {"projector_bias": False}),
+    ("muse_glimmer", {"text_config": {"model_type": "muse_glimmer_text", "tie_word_embeddings": True}}),
+    ("molmo2", {"tie_word_embeddings": True, "adapter_config": {"attention_bias": False, "hidden_size": 576}}),
+    ("glmasr", {"audio_config": {"model_type": "glmasr_encoder", "num_key_value_heads": 10}}),
+    ("kimi_k25", {"vision_config": {"hidden_size": 576}, "projection_hidden_size": 576}),
+]  # fmt: skip
+"""Switches that change what a class builds, at values that are not its defaults."""
+
+
+@pytest.mark.parametrize(("model_type", "changes"), SWITCHED)
+def test_switches_of_a_file_are_read(model_type: str, changes: dict[str, Any]) -> None:
+    config = transformers.CONFIG_MAPPING[model_type](**{**PARTS.get(model_type, {}), **changes})
     table = written(config, difference=False)
     assert totals(read(table, file=model_type), 128).parameters == counted(model_type, config)
 

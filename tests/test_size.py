@@ -209,6 +209,13 @@ def test_rules_are_those_of_the_step_that_was_asked_for() -> None:
         engine.simulate(scenario(*deep, "training.global_batch_size=31250"))
 
 
+def test_a_schedule_that_asks_for_whole_rounds_is_answered() -> None:
+    """One stage a rank, which others need no whole rounds for."""
+    plan = {"tp": 1, "pp": 4, "schedule": "interleaved_zb"}
+    given = make_scenario({**SMALL, "plan": plan, "training": {**TABLE["training"], "global_batch_size": 400}})
+    assert engine.simulate(given, detail="stage").layout.num_microbatches == 200
+
+
 def test_thousands_of_equal_layers_are_answered() -> None:
     """A hundred times the layers of any model: each adds the same."""
     given = (scenario("plan.tp=4", "training.global_batch_size=8", f"model.num_hidden_layers={n}") for n in (10_000, 5_000, 2_500))

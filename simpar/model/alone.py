@@ -68,7 +68,7 @@ class Vit:
             k.config = {"num_channels": 1, **k.config}
         if k.model_type == "videomae":
             k.config = {"temporal_patch_size": k.number("tubelet_size", default=2), **k.config}
-            k.get("num_frames", "use_mean_pooling", "qv_bias")
+            k.get("num_frames")
         stack = vision_stack(k, ALONE[k.model_type]).model_copy(update={"tower": False})
         h = stack.hidden_size
         pooled = k.model_type in ("vit", "deit")

@@ -23,6 +23,8 @@ class AudioTower:
     k_bias: bool = False
     norm: NormKind = "layernorm"
     gated: bool = False
+    streams: bool = False
+    """Causal, with a window; only the last matrix of the feed-forward has a bias (Voxtral Realtime)."""
     joined: int = 0
     """Frames that become one token of the text; 0 = as many as the projector reads side by side."""
     projector: Projector = aligner
@@ -32,14 +34,17 @@ def audio_stack(file: Keys, k: Keys, tower: AudioTower, text: int) -> StackSpec:
     """The layers of an audio encoder with its stem and projector; `text` is the text's width."""
     h, depth = k.number("d_model", "hidden_size"), k.number("encoder_layers", "num_hidden_layers")
     heads, width = k.number("encoder_attention_heads", "num_attention_heads"), k.number("encoder_ffn_dim", "intermediate_size")
-    k.get("num_key_value_heads", "n_window", "n_window_infer", "conv_chunksize", "head_dim", "max_source_positions", "vocab_size")
+    k.get("n_window", "n_window_infer", "conv_chunksize", "max_source_positions", "vocab_size")
     file.get("head_dim")
     k.get("layerdrop", "num_hidden_layers", "max_position_embeddings")
     attention = AttentionSpec(
-        num_heads=heads, num_key_value_heads=heads, head_dim=h // heads, causal=False, position="absolute",
+        num_heads=heads, num_key_value_heads=k.get("num_key_value_heads", default=heads),
+        head_dim=k.get("head_dim", default=h // heads),
+        causal=tower.streams, window=k.get("sliding_window") if tower.streams else None, position="absolute",
         q_bias=True, k_bias=tower.k_bias, v_bias=True, o_bias=True,
     )  # fmt: skip
-    mlp = FeedForwardSpec(width=width, gated=tower.gated, bias=True, activation="gelu")
+    down = (vector("down_bias", h),) if tower.streams else ()
+    mlp = FeedForwardSpec(width=width, gated=tower.gated, bias=not tower.streams, activation="gelu", extra=down)
     layer = LayerSpec(sublayers=tuple(SublayerSpec(branches=(b,)) for b in (attention, mlp)))
     frames = k.number("max_source_positions", default=1500)
     positions = (vector("positions", frames * h),) if tower.positions else ()
@@ -72,6 +77,12 @@ def _frames(file: Keys, k: Keys, h: int, text: int) -> Weights:
     return mlp2("projector", k.number("intermediate_size"), text, text, bias=False)
 
 
+def _frames_realtime(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """Voxtral Realtime: so many frames side by side, two layers without biases."""
+    file.get("hidden_size", "projector_hidden_act", "audio_length_per_tok", "default_num_delay_tokens")
+    return mlp2("projector", h * file.number("downsample_factor", default=4), text, text, bias=False)
+
+
 def _frames_wide(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """GLM-ASR: four frames side by side, twice the text's width between."""
     return mlp2("projector", k.number("intermediate_size"), 2 * text, text)
@@ -97,7 +108,7 @@ def _omni(file: Keys, k: Keys, h: int, text: int) -> Weights:
 
 def _adapter(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """dots3: a norm and two layers."""
-    k.get("adapter_input_size", "conv_output_size", "feature_size", "samples_per_token", "attention_bias")
+    k.get("adapter_input_size", "feature_size", "samples_per_token")
     out = k.number("adapter_out_dim", default=text)
     return (norm_extra("adapter_norm", "layernorm", h), *mlp2("adapter", h, out, out))
 
@@ -105,6 +116,7 @@ def _adapter(file: Keys, k: Keys, h: int, text: int) -> Weights:
 AUDIO_TOWERS: Final[dict[str, AudioTower]] = {
     "qwen2_audio_encoder": AudioTower(joined=2, projector=_one),
     "voxtral_encoder": AudioTower(projector=_frames),
+    "voxtral_realtime_encoder": AudioTower(positions=False, norm="rmsnorm", gated=True, streams=True, projector=_frames_realtime),
     "dots3_note_audio_encoder": AudioTower(stem="2d", positions=False, norm="rmsnorm", gated=True, projector=_adapter),
     "moss_transcribe_diarize_audio": AudioTower(projector=_merged),
     "audioflamingo3_encoder": AudioTower(),

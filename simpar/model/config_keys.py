@@ -39,6 +39,8 @@ FREE: Final = re.compile(
             r"|router_enable_expert_bias|^moe_(train|eval|min|token)_|capacity|token_dropping|expert_tensor_parallel|^enc_index$|_fp32_|drop_tokens"
             r"|random_routing|classification_head|^class_num$|^onnx|^(bf16|fp16|fp32)$|softmax_in|^pooler_|share_conv_kernel|sinkhorn|spatial_patch_size|enable_audio_output|encoder_stride|per_seconds?$|seconds_per|full_attn_mod|dim_model_base|clip_qkv|skip_bias_add"
             r"|use_parallel_block|layer_switch|layer_scaling$|residual_multiplier|_multipliers$|^init_|^mup_|^mla_scale|aux_free|^norm_head$"
+            r"|_zero_infinity$|use_mambapy|use_mem_eff_path|(alpha|beta)_factor$|median_filter|(start|end)_n_top|allow_neg_eigval|^apply_layernorm$"
+            r"|residual_connection_post|batch_prioritized|add_router_probs|inference_chunksize|reduction_force|sparse_prediction|weighted_layer_sum"
             r"|grouped_mm|^org_vocab|associative_scan|slow_but_exact|safe_gate$|max_attn_value|extrapolation_factor|^attn_factor$|(dynamic|force)_image|perceiver_config"
             r"|js_config$|^size$|^num_positions$|_by_sqrt_dim$|norm_expert_weight|only_types$|limits(_shared)?$|^zero_centered$|^rotary_type$|^router_type$",
         )
@@ -55,6 +57,7 @@ STRUCTURAL: Final = re.compile(
 
 UNDERSTOOD = (
     "sliding_window", "use_sliding_window", "max_window_layers", "attention_chunk_size", "intermediate_size",
+    "dense_intermediate_size", "intermediate_size_mlp",
     "moe_intermediate_size",
     "head_dim", "qk_head_dim", "num_key_value_heads", "attention_head_dim", "n_group", "topk_group", "num_expert_group",
     "max_position_embeddings",

@@ -108,7 +108,8 @@ class T5(EncoderDecoder):
 
     def __init__(self, keys: Keys, family: Family) -> None:
         super().__init__(keys, family)
-        self.gated = str(keys.get("feed_forward_proj", default="relu")).startswith("gated")
+        named = str(keys.get("feed_forward_proj", default="relu")).startswith("gated")
+        self.gated = bool(keys.config.get("is_gated_act", named))
         keys.get("relative_attention_max_distance", "n_positions", "is_gated_act", "dense_act_fn")
 
     def head_dim(self, side: int) -> int:
@@ -238,6 +239,8 @@ class NllbMoe(M2m):
 
 class SpeechToText(M2m):
     """Convolutions with gated halves over filter banks."""
+
+    own_tables = 0
 
     def stack_extra(self, side: int) -> tuple[WeightSpec, ...]:
         if side:

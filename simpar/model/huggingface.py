@@ -23,6 +23,10 @@ from simpar.specs.model import TransformerSpec
 TEXT = ("text_config", "llm_config", "language_config", "thinker_config", "decoder_config")
 VISION = ("vision_config", "vision_tower_config", "vit_config")
 AUDIO = ("audio_config",)
+NEVER_TIED = ("voxtral", "qwen2_audio", "mllama", "audioflamingo3", "musicflamingo", "molmo2")
+"""Classes of transformers 5.24 whose head is a matrix of its own, whatever the file says."""
+OWN_WORD = ("step3p7", "muse_glimmer")
+"""Classes that do not ask the decoder's keys."""
 TEXT_ONLY = ("gemma4_unified", "fuyu")
 """Families that nest their decoder's keys and have no encoder."""
 
@@ -175,6 +179,11 @@ def _unknown_family(keys: Keys) -> None:
 def _tied(keys: Keys, text: Keys) -> bool:
     """Tied embeddings: the whole file's word, else the decoder's, else their classes'."""
     keys.used.update(("vocab_size", *TIED))
+    if keys.model_type in NEVER_TIED:
+        text.used.update(TIED)
+        return False
+    if keys.model_type in OWN_WORD and not keys.has("tie_word_embeddings"):
+        return bool(keys.get("tie_word_embeddings", default=False))
     for side in (text, keys) if keys.model_type == "llama4" else (keys, text):
         if side.has("tie_word_embeddings"):
             return bool(side.get("tie_word_embeddings"))

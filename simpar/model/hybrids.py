@@ -156,7 +156,7 @@ class NemotronH(Decoder):
         kind = self.types[i]
         branch: BranchSpec
         if kind in MAMBA:
-            branch = mamba2(self)
+            branch = mamba2(self, bias=bool(self.k.get("use_bias", "mamba_proj_bias", default=False)))
         elif kind == "moe":
             branch = self.experts(i)
         elif kind == "mlp":
@@ -170,7 +170,7 @@ class NemotronH(Decoder):
 
     def expert_fields(self, i: int) -> dict[str, Any]:
         fields = super().expert_fields(i)
-        shared = self.k.get("moe_shared_expert_intermediate_size", default=0) if self.k.get("n_shared_experts", default=1) else 0
+        shared = self.k.get("moe_shared_expert_intermediate_size", default=0)  # built whatever n_shared_experts says
         return {**fields, "input_size": self.k.get("moe_latent_size"), "shared_width": int(shared)}
 
 
@@ -265,6 +265,8 @@ class Lfm(Decoder):
 
     def outside(self) -> dict[str, Any]:
         self.k.get(
+            "conv_L_cache",
+            "conv_bias",
             "block_dim",
             "block_use_swiglu",
             "block_norm_eps",
@@ -334,6 +336,7 @@ class RecurrentGemma(Decoder):
 
     def layer_types(self) -> list[str]:
         given = self.k.listed("layers_block_type", "layer_types")
+        self.k.get("lru_width", "conv1d_width")
         cycle = given or self.k.get("block_types", "_block_types", default=["recurrent", "recurrent", "attention"])
         return [cycle[i % len(cycle)] for i in range(self.num_layers)]
 

@@ -77,7 +77,8 @@ def pixel_unshuffle(file: Keys, k: Keys, h: int, text: int) -> Weights:
 def kimi(file: Keys, k: Keys, h: int, text: int) -> Weights:
     merge = k.get("merge_kernel_size", "spatial_merge_size", default=2)
     wide = h * (merge[0] * merge[1] if isinstance(merge, list) else merge**2)
-    return (norm("projector_norm", "layernorm", h), *mlp2("projector", wide, wide, text))
+    inner = file.number("projection_hidden_size", default=h)
+    return (norm("projector_norm", "layernorm", inner), *mlp2("projector", wide, wide, text))
 
 
 def kimi_positions(k: Keys, h: int) -> Weights:
@@ -106,10 +107,11 @@ def gemma4_positions(k: Keys, h: int) -> Weights:
 def llama4(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """Pixel shuffle by pixel_shuffle_ratio, two layers without biases, then the projector."""
     wide, k_inner = k.number("intermediate_size"), k.number("projector_input_dim", default=4096)
-    k.get("pixel_shuffle_ratio", "projector_output_dim")
+    k.get("pixel_shuffle_ratio")
     out = k.number("projector_output_dim", default=4096)
     return (
-        *mlp2("adapter", wide, k_inner, out, False),
+        linear("adapter_1", wide, k_inner, False),
+        linear("adapter_2", out, out, False),
         linear("projector", k.number("vision_output_dim", default=out), text, False),
     )
 
@@ -206,19 +208,28 @@ def minimax_m3(file: Keys, k: Keys, h: int, text: int) -> Weights:
 
 
 def dino_mask(k: Keys, h: int) -> Weights:
-    return (vector("mask_token", h),)
+    return (vector("mask_token", h),) if k.get("use_mask_token", default=True) else ()
+
+
+def mask_token(k: Keys, h: int) -> Weights:
+    return (vector("mask_token", h),) if k.get("use_mask_token", default=False) else ()
+
+
+def projection_dim(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """PaliGemma: one layer, as wide as the file says (the text, where the file is to work)."""
+    return (linear("projector", h, file.number("projection_dim", default=text)),)
 
 
 def registers(k: Keys, h: int) -> Weights:
     """Mask and register tokens."""
-    k.get("query_bias", "value_bias", "key_bias", "proj_bias", "mlp_bias", "use_gated_mlp", "layerscale_value", "apply_layernorm")
+    k.get("layerscale_value", "apply_layernorm")
     return (vector("further_tokens", (1 + k.get("num_register_tokens", default=0)) * h),)
 
 
 def aligner(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """Two layers as wide as the text (DeepSeek-VL, VideoLLaMA 3, Audio Flamingo)."""
-    file.get("projector_bias", "projector_hidden_act")
-    return mlp2("projector", h, text, text)
+    file.get("projector_hidden_act")
+    return mlp2("projector", h, text, text, bool(file.get("projector_bias", default=True)))
 
 
 def phi4(file: Keys, k: Keys, h: int, text: int) -> Weights:
@@ -335,9 +346,9 @@ def molmo2(file: Keys, k: Keys, h: int, text: int) -> Weights:
     heads, kv = a.number("num_attention_heads", default=16), a.number("num_key_value_heads", default=16)
     dim, width = a.number("head_dim", default=72), a.number("intermediate_size")
     inside, out = a.number("hidden_size", default=h), a.number("text_hidden_size", default=text)
-    bias = bool(a.get("attention_bias", default=True))
+    bias, h = bool(a.get("attention_bias", default=True)), inside
     return (
-        linear("pooling_qkv", layers * h, (heads + 2 * kv) * dim, bias), linear("pooling_out", heads * dim, inside),
+        linear("pooling_qkv", layers * h, (heads + 2 * kv) * dim, bias), linear("pooling_out", heads * dim, inside, bias),
         linear("up", inside, 2 * width, False), linear("down", width, out, False),
     )  # fmt: skip
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from math import isqrt
 from typing import Any
 
 from simpar.model.decoder import Decoder
-from simpar.model.linear import KimiLinear
+from simpar.model.linear import KimiLinear, QwenNext
 from simpar.model.pieces import vector
 from simpar.model.sparse import hyper_connection
 from simpar.specs.architecture import LayerSpec, StackSpec
@@ -224,6 +225,78 @@ class Phi4Adapters(Decoder):
         return LayerSpec(sublayers=super().layer(i).sublayers, extra=tuple(extra))
 
 
+class Qwen4(QwenNext):
+    """Streams side by side that a learned gate of low rank mixes before each sublayer; gated DeltaNet and full attention over the
+    keys that a small indexer chooses; embeddings of hashed n-grams at listed layers (transformers modular_qwen4_exp.py)."""
+
+    def layer_types(self) -> list[str]:
+        return ["indexed_attention" if kind == "full_attention" else kind for kind in super().layer_types()]
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        k, pool = self.k, self.k.number("indexer_compress_ratio")
+        k.get("indexer_kv_heads")
+        index = IndexerSpec(
+            num_heads=k.number("indexer_n_heads"), head_dim=k.number("indexer_head_dim"), top_k=k.number("indexer_budget"),
+            block=pool, compress=pool,
+        )  # fmt: skip
+        return {**super().attention_fields(i), "indexer": index}
+
+    def mix(self, name: str) -> tuple[WeightSpec, ...]:
+        """A norm of all streams and the gates of what a sublayer reads of them."""
+        wide, rank = self.k.number("hc_count") * self.hidden, self.k.number("hc_lowrank")
+        down = WeightSpec(name=f"{name}_mix_down", inputs=wide, outputs=rank)
+        return (vector(f"{name}_streams_norm", wide), down, WeightSpec(name=f"{name}_mix_up", inputs=rank, outputs=wide))
+
+    def layer(self, i: int) -> LayerSpec:
+        streams = self.k.number("hc_count")
+        extra = [
+            w for name in ("attention", "feed_forward")
+            for w in (*self.mix(name), WeightSpec(name=f"{name}_inject", inputs=streams * self.hidden, outputs=streams))
+        ]  # fmt: skip
+        steps = (step.model_copy(update={"norm": "none"}) for step in super().layer(i).sublayers)
+        places = sorted(set(self.k.get("ple_layer_ids") or ()))
+        ngrams = self.ngrams(places.index(i + 1)) if i + 1 in places else ()
+        return LayerSpec(sublayers=tuple(steps), extra=(*extra, *ngrams))
+
+    def ngrams(self, place: int) -> tuple[WeightSpec, ...]:
+        """A table whose heads hash n-grams of 2 to ngram_size tokens, each into as many rows as a prime of its own; keys by stream,
+        a value and a depthwise convolution."""
+        k, h = self.k, self.hidden
+        wide, size = k.number("hc_count") * h, k.number("ple_embed_dim", default=h)
+        heads = (k.number("ngram_size") - 1) * k.number("heads_per_ngram")
+        rows = primes(k.number("ngram_vocab_size_base"), place * heads, heads)
+        multiple = k.number("make_ngram_vocab_size_divisible_by")
+        return (
+            WeightSpec(name="ngrams", kind="lookup", inputs=multiple * -(-rows // multiple), outputs=size // heads),
+            WeightSpec(name="ngram_keys", inputs=size, outputs=wide), WeightSpec(name="ngram_value", inputs=size, outputs=h),
+            vector("ngram_norms", 3 * wide),
+            WeightSpec(name="ngram_convolution", kind="conv", inputs=k.number("ple_conv_kernel_size", default=4), outputs=wide),
+        )  # fmt: skip
+
+    def outside(self) -> dict[str, Any]:
+        names = ("hc_count", "hc_lowrank", "ngram_size", "heads_per_ngram", "ngram_vocab_size_base", "ple_embed_dim")
+        self.k.get(*names, "make_ngram_vocab_size_divisible_by", "ple_conv_kernel_size", "ple_layer_ids", "split_ngram_parts")
+        self.k.get("output_gate_type", "number_of_conv_states")
+        return super().outside()
+
+    def stack_extra(self) -> tuple[WeightSpec, ...]:
+        return self.mix("head")
+
+    def stack(self) -> StackSpec:
+        return super().stack().model_copy(update={"residual_streams": self.k.number("hc_count")})
+
+
+def primes(start: int, skipped: int, count: int) -> int:
+    """Sum of `count` primes from `start` on, after the first `skipped`."""
+    value = start - 1
+    found: list[int] = []
+    while len(found) < skipped + count:
+        value += 1
+        if value > 1 and all(value % divisor for divisor in range(2, isqrt(value) + 1)):
+            found.append(value)
+    return sum(found[skipped:])
+
+
 RECENT_READERS: dict[str, type[Decoder]] = {
     "glm5_next_text": Glm5Next,
     "muse_glimmer_text": Muse,
@@ -233,4 +306,5 @@ RECENT_READERS: dict[str, type[Decoder]] = {
     "phi4mm": Phi4Adapters,
     "inkling_text": Inkling,
     "inkling2_text": Inkling2,
+    "qwen4_exp_text": Qwen4,
 }

@@ -38,12 +38,12 @@ def sam_stack(k: Keys) -> StackSpec:
 
 
 def got_ocr(file: Keys, k: Keys, h: int, text: int) -> Weights:
-    """GOT-OCR 2: two convolutions that widen, and one layer."""
+    """GOT-OCR 2: two convolutions up to the text's width, and one layer."""
     neck = k.number("output_channels", default=256)
     return (
         WeightSpec(name="convolution_1", inputs=9 * neck, outputs=2 * neck),
-        WeightSpec(name="convolution_2", inputs=9 * 2 * neck, outputs=4 * neck),
-        linear("projector", 4 * neck, text),
+        WeightSpec(name="convolution_2", inputs=9 * 2 * neck, outputs=text),
+        linear("projector", text, text),
     )
 
 

@@ -51,10 +51,10 @@ class Wav2Vec2:
         """Convolutions (with a norm after the first, or after each), a projection, positions, the masked frame."""
         k = self.k
         widths, taps = k.get("conv_dim", default=[512] * 7), k.get("conv_kernel", default=[10, 3, 3, 3, 3, 2, 2])
-        k.get("conv_stride", "num_feat_extract_layers", "feat_extract_norm", "feat_extract_activation", "feat_proj_layer_norm")
+        k.get("conv_stride", "num_feat_extract_layers", "feat_extract_norm", "feat_extract_activation")
         k.get("adapter_kernel_size", "adapter_stride", "num_adapter_layers", "adapter_attn_dim", "output_hidden_size", "tdnn_dim")
         k.get("codevector_dim", "num_codevector_groups", "num_codevectors_per_group", "proj_codevector_dim", "num_negatives")
-        k.get("tdnn_dilation", "tdnn_kernel", "xvector_output_dim", "conv_pos_batch_norm", "num_ctc_classes", "max_bucket_distance")
+        k.get("tdnn_dilation", "tdnn_kernel", "xvector_output_dim", "num_ctc_classes", "max_bucket_distance")
         bias, each = (
             bool(k.get("conv_bias", default=False)),
             k.get("feat_extract_norm", default=self.norm_of_convolutions) == "layer",
@@ -62,7 +62,8 @@ class Wav2Vec2:
         found = [linear(f"convolution_{n}", taps[n] * (widths[n - 1] if n else 1), w, bias) for n, w in enumerate(widths)]
         found.append(vector("convolution_norms", 2 * (sum(widths) if each else widths[0])))
         last = widths[-1]
-        found += [norm_extra("projection_norm", "layernorm", last), linear("projection", last, h), vector("masked_frame", h)]
+        found += [norm_extra("projection_norm", "layernorm", last)] if k.get("feat_proj_layer_norm", default=True) else []
+        found += [linear("projection", last, h), vector("masked_frame", h)]
         return (*found, *self.positions(h))
 
 
@@ -211,7 +212,7 @@ class Conformer:
         k = self.k
         bins, c, taps = k.number("num_mel_bins", default=80), k.number("subsampling_conv_channels", default=256), 9
         halved = k.number("subsampling_factor", default=8).bit_length() - 1
-        k.get("subsampling_conv_kernel_size", "subsampling_conv_stride", "layerdrop")
+        k.get("layerdrop")
         down = (linear("convolution_1", taps, c), linear("pointwise", c, c, copies=halved - 1))
         depthwise = WeightSpec(name="depthwise", kind="conv", inputs=taps, outputs=c, bias=True, copies=halved - 1)
         return (*down, depthwise, linear("subsampled", c * (bins >> halved), h))
@@ -232,7 +233,7 @@ def phi4_audio(file: Keys, k: Keys, text: int) -> StackSpec:
     h, heads, wide = k.number("hidden_size"), k.number("num_attention_heads"), k.number("intermediate_size")
     c, out, inner = k.number("nemo_conv_channels"), k.number("ext_pw_out_channel"), k.number("depthwise_separable_out_channel")
     bins, halved = k.number("input_size"), k.number("time_reduction").bit_length() - 1
-    k.get("feature_layer", "downsample_rate", "left_chunk", "chunk_size", "bias_symmetric", "conv_glu_type", "ext_pw_kernel_size")
+    k.get("feature_layer", "left_chunk", "chunk_size", "conv_glu_type", "ext_pw_kernel_size")
     attention = AttentionSpec(
         num_heads=heads, num_key_value_heads=heads, head_dim=h // heads, causal=False, q_bias=True, k_bias=True, v_bias=True,
         o_bias=True, position="relative",

@@ -32,6 +32,7 @@ from simpar.model.projectors import (
     llama4,
     llava,
     llava_newline,
+    mask_token,
     minicpm_v,
     minimax_m3,
     mistral3,
@@ -46,6 +47,7 @@ from simpar.model.projectors import (
     perceiver,
     phi4,
     pixel_unshuffle,
+    projection_dim,
     qwen2_vl,
     qwen3_vl,
     qwen25_vl,
@@ -109,21 +111,34 @@ def vision_stack(k: Keys, t: Tower) -> StackSpec:
     width = int(width if width else h * k.get("mlp_ratio", default=4))
     dim = k.get("head_dim", default=k.get("qkv_hidden_size", default=h) // heads)
     every = bool(k.get("attention_bias", default=t.bias))
-    bias = bool(k.get("qkv_bias", default=every))
+    bias = bool(k.get("qkv_bias", "qv_bias", default=every))
+    norm = NORMS.get(str(k.given("norm_type")), t.norm)
+    qk_norm = "full" if k.get("use_qk_norm", "qk_normalization", default=False) else t.qk_norm
     attention = AttentionSpec(
         num_heads=heads, num_key_value_heads=k.get("num_key_value_heads", default=heads), head_dim=dim, causal=False,
-        q_bias=bias, k_bias=bias and t.k_bias, v_bias=bias, o_bias=every if t.o_bias is None else t.o_bias,
-        qk_norm=t.qk_norm, qk_norm_kind=t.norm,
+        q_bias=bool(k.get("query_bias", default=bias)), k_bias=bool(k.get("key_bias", default=bias and t.k_bias)),
+        v_bias=bool(k.get("value_bias", default=bias)),
+        o_bias=bool(k.get("proj_bias", default=every if t.o_bias is None else t.o_bias)),
+        qk_norm=qk_norm, qk_norm_kind=t.norm if t.qk_norm != "none" else "rmsnorm",
     )  # fmt: skip
     scale = (vector("layer_scale", h),) if t.layer_scale else ()
     side = _side(k)
-    mlp = FeedForwardSpec(width=width, gated=t.gated, bias=every if t.mlp_bias is None else t.mlp_bias)
+    gated = bool(k.get("use_gated_mlp", "use_swiglu_ffn", default=t.gated))
+    if k.given("use_swiglu_ffn"):  # DINOv2 giant: two thirds, up to a multiple of 8
+        width = (int(width * 2 / 3) + 7) // 8 * 8
+    mlp_bias = bool(k.get("mlp_bias", default=every if t.mlp_bias is None else t.mlp_bias))
+    mlp = FeedForwardSpec(width=width, gated=gated, bias=mlp_bias)
+    final_norm = t.final_norm or k.get("use_mean_pooling") is False
     steps = tuple(SublayerSpec(branches=(b,), norm=t.layer, extra=scale) for b in (attention, mlp))
     return StackSpec(
-        name="vision", hidden_size=h, layers={"vision": LayerSpec(sublayers=steps)}, pattern=(f"vision*{depth}",), norm=t.norm,
-        final_norm=t.final_norm, tower=True, extra=(*_stem(k, t, h), *(t.extra(k, h) if t.extra else ())),
+        name="vision", hidden_size=h, layers={"vision": LayerSpec(sublayers=steps)}, pattern=(f"vision*{depth}",), norm=norm,
+        final_norm=final_norm, tower=True, extra=(*_stem(k, t, h), *(t.extra(k, h) if t.extra else ())),
         input_tokens=side**2 + t.tokens if t.positions == "grid" else 0,
     )  # fmt: skip
+
+
+NORMS: dict[str, NormKind] = {"rms_norm": "rmsnorm", "layer_norm": "layernorm"}
+"""InternViT's names."""
 
 
 def _side(k: Keys) -> int:
@@ -157,9 +172,9 @@ def _stem(k: Keys, t: Tower, h: int) -> tuple[WeightSpec, ...]:
     channels = k.number("num_channels", "in_channels", "in_chans", default=3)
     frames = k.number("temporal_patch_size", default=2) if t.temporal else 1
     found = [WeightSpec(name="patches", inputs=channels * frames * patch * patch, outputs=h, bias=t.patch_bias)]
-    if t.positions == "grid":
+    if t.positions == "grid" and k.get("use_absolute_position_embeddings", default=True):
         found.append(vector("positions", (side**2 + t.tokens) * h))
-    elif t.positions != "none":
+    elif t.positions not in ("none", "grid"):
         found.append(vector("positions", k.number(*t.positions.split("|")) * h))
     if t.tokens:
         found.append(vector("tokens", t.tokens * h))
@@ -229,7 +244,7 @@ BY_PARENT: dict[str, Projector] = {
     **dict.fromkeys(("mistral3", "lighton_ocr", "mistral_large4"), mistral3),
     **dict.fromkeys(("lfm2_vl",), pixel_unshuffle),
     "git": git_projector,
-    "paligemma": one(True),
+    "paligemma": projection_dim,
     "gemma4": one(False),
 }
 """Projectors that belong to the whole model rather than to its vision encoder."""
@@ -269,7 +284,7 @@ TOWERS: dict[str, Tower] = {
     "ovis2_vision": Tower(norm="rmsnorm", bias=False, mlp_bias=False, gated=True, extra=embedding_norm),
     "paddleocr_vl_vision": Tower(), "minicpmv4_6_vision": Tower(), "minicpmv4_7_vision": Tower(), "idefics2_vision": Tower(),
     "video_llama_3_vision": Tower(positions="none"), "molmo2_vision": Tower(positions="num_position_embeddings", final_norm=False),
-    "qianfan_ocr_vision": Tower(tokens=1, layer_scale=True, final_norm=False),
+    "qianfan_ocr_vision": Tower(o_bias=True, tokens=1, layer_scale=True, final_norm=False, extra=mask_token),
     **dict.fromkeys(
         ("muse_glimmer_vision", "muse_spark_vision"),
         Tower(temporal=True, patch_bias=False, positions="none", pre_norm=True, extra=muse_positions),
@@ -292,7 +307,7 @@ TOWERS: dict[str, Tower] = {
     "step3p5_vision": Tower(
         patch_bias=False, positions="grid", pre_norm=True, final_norm=False, layer_scale=True, width="mlp_ratio", projector=step3
     ),
-    "internvl_vision": Tower(bias=False, o_bias=True, tokens=1, layer_scale=True, final_norm=False),
+    "internvl_vision": Tower(bias=False, o_bias=True, tokens=1, layer_scale=True, final_norm=False, extra=mask_token),
     "pixtral": Tower(
         norm="rmsnorm", bias=False, mlp_bias=False, gated=True, patch_bias=False, positions="none", pre_norm=True, final_norm=False
     ),

@@ -224,7 +224,17 @@ class Dory(Looped):
         return {**fields, "extra": (*fields["extra"], vector("logit_scale", self.vocabulary()))}
 
 
+class VoxtralRealtime(Decoder):
+    """Every layer's second norm is scaled by two narrow layers of the delay, once for a sequence."""
+
+    def layer(self, i: int) -> LayerSpec:
+        narrow = (WeightSpec(name="delay_down", inputs=self.hidden, outputs=32, uses=0.0),
+                  WeightSpec(name="delay_up", inputs=32, outputs=self.hidden, uses=0.0))  # fmt: skip
+        return LayerSpec(sublayers=super().layer(i).sublayers, extra=narrow)
+
+
 UNCOMMON_READERS: dict[str, type[Decoder]] = {
     "rembert": RemBert, "roc_bert": RocBert, "xmod": Xmod, "xlm": Xlm, "flaubert": Xlm, "xlnet": XlNet, "cpmant": CpmAnt,
     "trocr": TrOcr, "hrm_text": HrmText, "dory": Dory, "ouro": Ouro,
+    "voxtral_realtime_text": VoxtralRealtime,
 }  # fmt: skip

@@ -17,12 +17,20 @@ from simpar.result.memory import RankMemory
 from simpar.result.regime import extends, may_extend
 from simpar.result.result import Result
 from simpar.schedules import SCHEDULES
+from simpar.schedules.family import ScheduleFamily
 from simpar.specs.scenario import Scenario
 
 WARM_ROUNDS: Final = 3
 """Rounds of micro-batches (one per pipeline rank) after which most schedules repeat themselves."""
 MORE_ROUNDS: Final = (5, 8, 24)
-"""Rounds to try next: schedules of several stages a rank need 4 or 5, uneven stages 8, split backwards of them 24."""
+"""Rounds to try next: split backwards need 5, uneven stages 8, split backwards of them 24."""
+SEVERAL_ROUNDS: Final = (7, 10, 24)
+"""Rounds where a rank holds several stages: two steps of 7 cost less than a try with 5 that most of them fail. Of 11 such schedules
+that repeat themselves (Llama 3.1 405B over 4, 8 and 16 ranks) 7 rounds do for 9, 10 for all."""
+TURN_ROUNDS: Final = (8, 10, 24)
+"""Rounds where the stages of a rank take turns: 8 do for 9 of 9."""
+FEW_ROUNDS: Final = 5
+"""Theirs where there are not micro-batches for more."""
 WORTHWHILE: Final = 1.5
 """Least ratio of all micro-batches to those simulated twice."""
 _SAME: Final = 1e-11
@@ -44,31 +52,49 @@ def shorter_counts(scenario: Scenario, rounds: int = WARM_ROUNDS) -> tuple[int, 
     return (few, more, total) if total >= WORTHWHILE * (few + more) else None
 
 
-def _several_a_rank(scenario: Scenario) -> bool:
-    """Whether a pipeline rank holds several stages, of one copy of the model or of two."""
-    plan = scenario.plan
-    if plan.virtual_stages > 1 or plan.schedule not in SCHEDULES:
-        return plan.virtual_stages > 1
-    family = SCHEDULES[plan.schedule]
-    return (family.virtual_stages or 1) > 1 or family.replicas > 1
+def _family(scenario: Scenario) -> ScheduleFamily | None:
+    """The schedule's entry in the table; None where it is chosen by itself."""
+    known = scenario.plan.schedule in SCHEDULES  # an unknown name is an error of the table
+    return SCHEDULES[scenario.plan.schedule] if known else None
+
+
+def _takes_turns(scenario: Scenario) -> bool:
+    """Whether the stages of a rank take groups of micro-batches in turns (not those of a V, or of two copies of the model)."""
+    plan, family = scenario.plan, _family(scenario)
+    wound = family is not None and family.virtual_stages is not None
+    return bool(plan.microbatch_group_size) or (plan.virtual_stages > 1 and not wound)
+
+
+def _copies(scenario: Scenario) -> int:
+    """Of the model, each with its own micro-batches."""
+    family = _family(scenario)
+    return family.replicas if family else 1
+
+
+def _rounds(scenario: Scenario) -> tuple[int, ...]:
+    """Rounds of micro-batches to try, the least first."""
+    if _takes_turns(scenario):
+        return TURN_ROUNDS
+    family = _family(scenario)
+    several = family is not None and ((family.virtual_stages or 1) > 1 or family.replicas > 1)
+    return SEVERAL_ROUNDS if several else (WARM_ROUNDS, *MORE_ROUNDS)
 
 
 def closer(scenario: Scenario, counts: tuple[int, int, int]) -> tuple[int, int, int]:
-    """`counts` with the least round: a micro-batch where each is handled as the one before, a group where stages take turns.
+    """`counts` with the least round: a micro-batch (of each copy) where each is handled as the one before, a group where stages
+    take turns.
 
     The less the two steps differ by, the sooner both of their ends leave a round between them that repeats itself.
     """
     few, more, every = counts
-    return (few, more if scenario.plan.microbatch_group_size or _several_a_rank(scenario) else few + 1, every)
+    return (few, more if _takes_turns(scenario) else few + _copies(scenario), every)
 
 
 def all_counts(scenario: Scenario) -> Iterator[tuple[int, int, int]]:
     """Counts to try, the cheapest first."""
     if can_fold(scenario):
-        plan = scenario.plan
-        copies = SCHEDULES[plan.schedule].replicas if plan.schedule in SCHEDULES else 1
-        rounds = MORE_ROUNDS if plan.virtual_stages * copies > 1 else (WARM_ROUNDS, *MORE_ROUNDS)
-        yield from filter(None, (shorter_counts(scenario, count) for count in rounds))
+        found = [*filter(None, (shorter_counts(scenario, count) for count in _rounds(scenario)))]
+        yield from found or filter(None, [shorter_counts(scenario, FEW_ROUNDS)])
 
 
 def with_microbatches(scenario: Scenario, count: int) -> Scenario:
@@ -87,7 +113,8 @@ def can_fold(scenario: Scenario) -> bool:
 
 def wants_times(scenario: Scenario) -> bool:
     """Whether the order of passes hangs on what they take: one sought for more micro-batches need not go on as that for fewer."""
-    return scenario.plan.schedule in SCHEDULES and SCHEDULES[scenario.plan.schedule].wants_times
+    family = _family(scenario)
+    return family is not None and family.wants_times
 
 
 def is_drawn(scenario: Scenario) -> bool:
@@ -101,9 +128,7 @@ def is_drawn(scenario: Scenario) -> bool:
 
 def may_repeat(second: Result, counts: tuple[int, int, int]) -> bool:
     """Whether a step of `counts[1]` micro-batches can be one of `counts[0]` and a round more, before that is simulated."""
-    plan = second.layout.scenario.plan
-    copies = SCHEDULES[plan.schedule].replicas if plan.schedule in SCHEDULES else 1
-    few, more = (count // copies for count in counts[:2])
+    few, more = (count // _copies(second.layout.scenario) for count in counts[:2])
     return may_extend(second.timeline, few, more, tolerance=_SAME * second.timeline.makespan)
 
 
