@@ -133,7 +133,7 @@ class LayoutPricer:
     def _work(self, work: object) -> Price:
         kernels = self.kernels
         if isinstance(work, Gemm):
-            piece = kernels.gemm(replace(work, m=max(work.m // work.pieces, 1), pieces=1, held_sms=0))
+            piece = kernels.gemm(work._replace(m=max(work.m // work.pieces, 1), pieces=1, held_sms=0))
             sms = kernels.sm_count
             return scaled(piece, work.pieces * sms / max(sms - work.held_sms, 1.0)) if work.pieces > 1 else piece
         if isinstance(work, GroupedGemm):

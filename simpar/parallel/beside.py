@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 from simpar.parallel.blocks import LocalBlock
@@ -29,7 +28,7 @@ def arranged(ops: Sequence[LocalOp]) -> tuple[LocalOp, ...]:
     compute (DeepSeek-V3, arXiv 2412.19437, section 3.2.1), in the warm-up as well; no op waits for one, but the list does."""
     exchanges = {index for index, op in enumerate(ops) if isinstance(op.work, ExpertExchange)}
     free = (tuple(d for d in op.deps if d not in exchanges) for op in ops)
-    return tuple(op if op.deps == deps else replace(op, deps=deps) for op, deps in zip(ops, free, strict=True))
+    return tuple(op if op.deps == deps else op._replace(deps=deps) for op, deps in zip(ops, free, strict=True))
 
 
 def _overlaps(layout: Layout, block: LocalBlock) -> bool:

@@ -8,9 +8,8 @@ backward, I input gradient, W weight gradient, with B = I + W. (The zero-bubble 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from simpar.errors import InputError
 
@@ -50,8 +49,7 @@ _SIMPLE: Final = re.compile(rf"([0-9]{{1,9}})({_NAMES})([0-9]{{0,9}})")
 _GRAMMAR: Final = 'write "2F0" (stage, phase, microbatch), "2UNSHARD" or "(0F4;7B1)OVERLAP_F_B"'
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
+class Action(NamedTuple):
     """One action of a schedule.
 
     `parts` is empty except for an overlapped pair (`OVERLAP_F_B`), which runs its parts at the same time as
