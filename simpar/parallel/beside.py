@@ -12,9 +12,15 @@ from simpar.parallel.work import ExpertExchange, LocalOp
 _LISTS: Final = {"F": "forward", "B": "backward", "I": "input_gradient", "W": "weight_gradient"}
 
 
+def list_of(block: LocalBlock, phase: str) -> tuple[LocalOp, ...]:
+    """The op list of a block in one phase (F, B, I, W), beside nothing else."""
+    found: tuple[LocalOp, ...] = getattr(block, _LISTS[phase])
+    return found
+
+
 def ops_of(layout: Layout, block: LocalBlock, phase: str) -> tuple[LocalOp, ...]:
-    """The op list of a block in one phase (F, B, I, W)."""
-    ops: tuple[LocalOp, ...] = getattr(block, _LISTS[phase])
+    """The same as a layout's schedule has it."""
+    ops = list_of(block, phase)
     return arranged(ops) if _overlaps(layout, block) and _dualpipe(layout) else ops
 
 

@@ -30,6 +30,9 @@ class Phase(StrEnum):
     RESHARD = "RESHARD"
     REDUCE_GRAD = "REDUCE_GRAD"
 
+    __hash__ = str.__hash__
+    """As fast as that of a name: programs look actions up by the hundred thousand."""
+
 
 COMPUTE_PHASES: Final = (Phase.F, Phase.B, Phase.I, Phase.W)
 """The phases that compute; the position in this tuple is the phase code of `Schedule.as_arrays`."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import inf
 from operator import attrgetter
 from typing import Final
@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from simpar.costs.pricer import LayoutPricer
-from simpar.graph.types import Layer
+from simpar.graph.types import Elementwise, Layer, Norm
 from simpar.model.network import EncoderLayer, Network
 from simpar.parallel.backward_peak import transient
 from simpar.parallel.blocks import LocalBlock
@@ -247,6 +247,19 @@ def has_experts(block: Layer) -> bool:
     return any(axis.split == "experts" for axis in block.axes)
 
 
+@lru_cache(maxsize=4096)
+def expert_branch(block: Layer) -> object:
+    """The nodes from the norm before a block's experts to the sum after them, with the axes of what they make: of blocks that are
+    alike in it the experts' part is the same. Nothing of a block without experts."""
+    at = [index for index, node in enumerate(block.nodes) if node.name.startswith("moe")]
+    if not at:
+        return None
+    first = next((i for i in range(at[0], -1, -1) if isinstance(block.nodes[i], Norm)), 0)
+    sums = (i for i, node in enumerate(block.nodes) if i > at[-1] and isinstance(node, Elementwise) and node.op == "residual")
+    nodes = block.nodes[first : next(sums, len(block.nodes)) + 1]
+    return nodes, tuple(block.axis[axis] for node in nodes for name in node.outputs for axis in block.tensor[name].axes)
+
+
 def _bare_transient(block: LocalBlock) -> float:
     """Bytes of gradients in flight where nothing stands for the weights' gradients (full sharding)."""
     options = replace(block.options, weight_gradients="none", grouped_weight_gradients="none")
@@ -344,5 +357,6 @@ class Composition:
 
 
 __all__ = [
-    "PHASES", "BlockTable", "Column", "Composition", "Kinds", "block_kinds", "has_experts", "plain_blocks", "serial_seconds",
+    "PHASES", "BlockTable", "Column", "Composition", "Kinds", "block_kinds", "expert_branch", "has_experts", "plain_blocks",
+    "serial_seconds",
 ]  # fmt: skip

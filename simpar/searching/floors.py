@@ -14,7 +14,7 @@ from simpar.costs.pricer import LayoutPricer
 from simpar.parallel.blocks import op_lists
 from simpar.parallel.layout import Layout
 from simpar.program.program import FloatArray
-from simpar.searching.blocks import has_experts, plain_blocks, serial_seconds
+from simpar.searching.blocks import expert_branch, has_experts, plain_blocks, serial_seconds
 from simpar.searching.choice import Group, Variant
 
 if TYPE_CHECKING:
@@ -119,11 +119,15 @@ class Floors:
     def _floor_of(self, layout: Layout, *, expert: bool) -> FloatArray:
         """Floors of the dense or the expert part of every kind of block, as in `block`."""
         pricer = LayoutPricer(layout, self.pricing.kernels, self.pricing.collectives)
-        found = np.zeros((5, self.pricing.kinds.count))
+        found, alike = np.zeros((5, self.pricing.kinds.count)), dict[object, int]()
         for kind, block in plain_blocks(layout, self.pricing.kinds).items():
             experts = has_experts(block)
-            if expert and not experts:
-                continue
+            if expert:
+                # What predicts a further token has the experts of a layer.
+                same = alike.setdefault(expert_branch(block), kind)
+                if not experts or same != kind:
+                    found[:, kind] = found[:, same] if experts else 0.0
+                    continue
             busy: dict[str, float] = {}
             for row, ops in enumerate(op_lists(block, layout.options)):
                 # Gradients of all weights are summed in one op: of experts they are as many as expert parallelism leaves.

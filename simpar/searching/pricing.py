@@ -77,7 +77,7 @@ class Pricing:
         self._by_state: dict[str, tuple[State, ...]] = {}
         self._state_prices: dict[object, StatePricer] = {}
         self._pricers: dict[object, LayoutPricer] = {}
-        self._plain: dict[object, LayoutPricer] = {}
+        self._plain: dict[object, list[LayoutPricer]] = {}
         self._outside: dict[Group, float] = {}
         self.pipelines, self.sites, self.floors, self.sends = Pipelines(self), Sites(space), Floors(self), Sends(self)
         self.evaluation: Evaluation | None = None
@@ -127,8 +127,10 @@ class Pricing:
             layouts = [self.probe(group, batch, variant, recompute, state, order) for order, state in unlike]
             pricers = [LayoutPricer(layout, self.kernels, self.collectives) for layout in layouts]
             layout = layouts[0]
-            if recompute == "none":
-                self._plain[key[0]] = pricers[0]
+            if recompute == "none" and phases:
+                self._plain[key[0]] = pricers
+            elif key[0] in self._plain:
+                pricers = [pricer.like(plain) for pricer, plain in zip(pricers, self._plain[key[0]], strict=True)]
             columns: list[Column | None] = [None] * self.kinds.count
             for kind, block, recomputes in block_kinds(layout.network, self.kinds):
                 whole = has_experts(block)
@@ -223,7 +225,7 @@ class Pricing:
     def slowed(self, group: Group, batch: int, variant: Variant, held: int) -> float:
         """How much longer the kernels of blocks without recomputation take at least beside what holds so many SMs."""
         self.table(group, batch, variant, "none")
-        return self._plain[self._column_name(group, batch, variant, experts=self.has_experts)].slowed(held)
+        return self._plain[self._column_name(group, batch, variant, experts=self.has_experts)][0].slowed(held)
 
     @staticmethod
     def _lasting(layout: Layout) -> SplitOptions:
