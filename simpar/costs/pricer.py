@@ -71,11 +71,12 @@ class LayoutPricer:
         self._hidden: dict[int, float] = {}
         self._keys: dict[Key, KeyPrice] = {}
         self._slowed: dict[int, float] = {}
-        self._gaps: dict[tuple[int, str, bool], list[float]] = {}
+        self._gaps: dict[tuple[tuple[int, ...], str, bool], list[float]] = {}
         self.host = HostTimes(layout, self.block)
 
     def like(self, other: LayoutPricer) -> LayoutPricer:
-        """This one with what `other` has priced, whose layout only recomputes something else: forwards are the same."""
+        """This one with the op lists that `other` has priced, whose ops cost the same: only pipelines and states may differ, and
+        what runs again."""
         self._placed, self._lists = other._placed, other._lists
         return self
 
@@ -238,7 +239,7 @@ class LayoutPricer:
         return gap + self.layout.calibration.pass_s if place == count - 1 else gap
 
     def _pass_gaps(self, stage: int, phase: str, *, cut: bool = False) -> list[float]:
-        key = (stage, phase, cut)
+        key = (tuple(map(id, self.layout.stage_blocks[stage])), phase, cut)
         if key not in self._gaps:
             self._gaps[key] = self._late(*self._device_and_host(stage, phase), cut=cut)
         return self._gaps[key]

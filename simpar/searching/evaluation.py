@@ -108,7 +108,9 @@ class Evaluation:
         self._prices: dict[object, tuple[float, float]] = {}
         self._slowed: dict[object, float] = {}
         self._rises: dict[object, dict[str, float]] = {}
+        self._pricers: dict[object, LayoutPricer] = {}
         self._last: tuple[Choice, Priced, Timeline] | None = None
+        self._in_full: dict[Choice, tuple[float, float, float]] = {}
 
     @classmethod
     def of(cls, pricing: Pricing) -> Evaluation:
@@ -265,7 +267,8 @@ class Evaluation:
         schedule = step.schedule
         model = tuple(schedule.model_stage(s) for s in range(schedule.num_stages))
         layout = self.pricing.layout(choice)
-        return LayoutPricer(layout, self.pricing.kernels, self.pricing.collectives).bind(schedule.stage_to_rank, model)
+        found = LayoutPricer(layout, self.pricing.kernels, self.pricing.collectives).bind(schedule.stage_to_rank, model)
+        return found.like(self._pricers.setdefault(self._scopes(choice)["block"], found))
 
     # -- step times ---------------------------------------------------------------------------------------------------
 
@@ -360,12 +363,14 @@ class Evaluation:
 
     def in_full(self, choice: Choice) -> tuple[float, float, float]:
         """The step time, what the fullest device uses, and what of it the allocator keeps without a tensor."""
-        priced, ran = self.simulated(choice)
-        roles = {rank: rank for rank in priced.held}
-        fullest = max(memory_over_time(priced.layout, priced.program, ran, priced.held, roles), key=lambda r: r.device_bytes)
-        waits = optimizer_waits(priced.layout, priced.schedule)
-        cached = fullest.reserved_bytes - fullest.allocated_bytes
-        return account(priced.program, ran, waits=waits).makespan, fullest.device_bytes, cached
+        if choice not in self._in_full:
+            priced, ran = self.simulated(choice)
+            roles = {rank: rank for rank in priced.held}
+            fullest = max(memory_over_time(priced.layout, priced.program, ran, priced.held, roles), key=lambda r: r.device_bytes)
+            waits = optimizer_waits(priced.layout, priced.schedule)
+            cached = fullest.reserved_bytes - fullest.allocated_bytes
+            self._in_full[choice] = (account(priced.program, ran, waits=waits).makespan, fullest.device_bytes, cached)
+        return self._in_full[choice]
 
 
 __all__ = ["Evaluation", "Step"]
