@@ -233,7 +233,7 @@ class Layout(Job):
         for offset in range(stage.count):
             options, layer = self.options if offset < limit else plain, network.layers[stage.first + offset]
             options = options if stage.first + offset < narrow else self.wide(options)
-            if borrowed := frozenset(node for name, node in layer.shared if name in held):
+            if borrowed := frozenset(node for name, node in layer.shared if name in held) if layer.shared else None:
                 options = replace(options, borrowed=borrowed)
             held |= {name for name, _ in layer.shared}
             blocks.append(self.split(layer, options))
