@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Final
 
 import pytest
@@ -24,7 +23,7 @@ def test_scores_inside_the_mask_cost_integer_instructions(kernel: str, backward:
     """2 x 32 heads of 4,096 x 4,096 / 2 scores over 132 SMs of 64 lanes at 1.755 GHz."""
     model = KernelModel(load_hardware("dgx-h100"))
     work = AttentionWork(2, 4096, 4096, 32, 32, 128, 128, backward=backward, kernel=kernel)
-    more = model.attention(replace(work, dropout=True)).seconds - model.attention(work).seconds
+    more = model.attention(work._replace(dropout=True)).seconds - model.attention(work).seconds
     assert more == pytest.approx(2 * 32 * 4096**2 / 2 * integers / (132 * 64 * 1.755e9))
 
 
@@ -32,7 +31,7 @@ def test_it_is_near_what_an_h100_measured() -> None:
     """cuDNN 9.19, batch 1, 32 heads of 128, 8,192 tokens: 1.027 ms without and 1.959 ms with dropout."""
     model = KernelModel(load_hardware("dgx-h100"))
     work = AttentionWork(1, 8192, 8192, 32, 32, 128, 128, kernel="cudnn")
-    more = model.attention(replace(work, dropout=True)).seconds - model.attention(work).seconds
+    more = model.attention(work._replace(dropout=True)).seconds - model.attention(work).seconds
     assert more == pytest.approx(0.93e-3, rel=0.1)
 
 
@@ -57,4 +56,4 @@ def test_unfused_attention_has_its_dropout_in_the_passes_over_the_scores() -> No
     """Those are counted with it."""
     model = KernelModel(load_hardware("dgx-a100-80gb"))
     work = AttentionWork(1, 2048, 2048, 16, 16, 128, 128, kernel="unfused")
-    assert model.attention(replace(work, dropout=True)).seconds == model.attention(work).seconds
+    assert model.attention(work._replace(dropout=True)).seconds == model.attention(work).seconds

@@ -124,14 +124,18 @@ def test_check_refuses_an_order_with_a_missing_or_doubled_action(name: str, data
             other.check()
 
 
+def single(stage: int, phase: Phase, microbatch: int = NO_INDEX) -> Action:
+    return Action(stage, phase, microbatch)
+
+
 index = st.integers(0, 10**6)
-compute = st.builds(Action, index, st.sampled_from([Phase.F, Phase.B, Phase.I, Phase.W]), index)
-transfers = st.builds(Action, index, st.sampled_from([p for p in Phase if "SEND" in p or "RECV" in p]), index)
-parameters = st.builds(Action, index, st.sampled_from([Phase.UNSHARD, Phase.RESHARD, Phase.REDUCE_GRAD]))
+compute = st.builds(single, index, st.sampled_from([Phase.F, Phase.B, Phase.I, Phase.W]), index)
+transfers = st.builds(single, index, st.sampled_from([p for p in Phase if "SEND" in p or "RECV" in p]), index)
+parameters = st.builds(single, index, st.sampled_from([Phase.UNSHARD, Phase.RESHARD, Phase.REDUCE_GRAD]))
 pairs = st.builds(
     overlapped,
-    st.builds(Action, index, st.just(Phase.F), index),
-    st.builds(Action, index, st.sampled_from([Phase.B, Phase.I]), index),
+    st.builds(single, index, st.just(Phase.F), index),
+    st.builds(single, index, st.sampled_from([Phase.B, Phase.I]), index),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 
@@ -250,19 +251,22 @@ def test_what_the_other_part_may_hide_is_in_no_floor() -> None:
 
     ops = (op("a", 1.0), op("send", 5.0, 0, stream="tp"), op("moe", 3.0, 0), op("b", 1.0, 1, 2))
 
-    def price_of(one: LocalOp, free: bool | None = None) -> Price:
-        assert isinstance(one.work, MemoryWork)
-        seconds = 0.0 if one.name.startswith("moe") is free else one.work.bytes_moved
+    def seconds_of(ops: Sequence[LocalOp], free: bool | None = None) -> list[float]:
+        works = [(one.name, one.work) for one in ops]
+        return [0.0 if name.startswith("moe") is free else w.bytes_moved for name, w in works if isinstance(w, MemoryWork)]
+
+    def price_of(one: LocalOp) -> Price:
+        (seconds,) = seconds_of([one])
         return Price(seconds, seconds, seconds, Provenance.MODEL)
 
     whole = price_list(ops, price_of, backward=False).seconds
-    dense = serial_seconds(ops, partial(price_of, free=True))[0]
+    dense = serial_seconds(ops, seconds_of(ops, free=True))[0]
     assert whole == 7.0
-    assert dense + serial_seconds(ops, partial(price_of, free=False))[1] <= whole
+    assert dense + serial_seconds(ops, seconds_of(ops, free=False))[1] <= whole
     assert dense == 2.0
     # Nothing is hidden from a row of one part: the transfer ends 4 s after the kernel beside it.
     row = (op("a", 1.0), op("send", 5.0, 0, stream="tp"), op("beside", 1.0, 0), op("b", 1.0, 1, 2))
-    assert serial_seconds(row, price_of) == (7.0, 0.0)
+    assert serial_seconds(row, seconds_of(row)) == (7.0, 0.0)
 
 
 def test_uneven_routing_is_drawn_for_the_tokens_of_each_batch() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from simpar.costs.price import Price, Provenance
 from simpar.parallel.work import AttentionWork, Collective, Gemm, GroupedGemm, KernelWork, LocalOp, MemoryWork
@@ -119,7 +120,7 @@ class _Ledger:
                           worst_each(self.kinds), called=tuple(self.called.items()))  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Ops:
     """What a replay runs: ops with their prices, ledger names and the ops that each waits for besides its stream."""
 
@@ -132,6 +133,16 @@ class _Ops:
     def of(cls, ops: Sequence[LocalOp], price_of: PriceOf, *, backward: bool) -> _Ops:
         names = tuple(category(op, backward=backward) if op.stream == "compute" else op.stream for op in ops)
         return cls(tuple(ops), tuple(op.deps for op in ops), names, tuple(price_of(op) for op in ops))
+
+    @cached_property
+    def streams(self) -> tuple[str, ...]:
+        """Of each op."""
+        return tuple(op.stream for op in self.ops)
+
+    @cached_property
+    def seconds(self) -> tuple[float, ...]:
+        """Of each op."""
+        return tuple(price.seconds for price in self.prices)
 
     @property
     def bound_by_sms(self) -> float:
@@ -150,18 +161,22 @@ class _Replay:
     """The ops of a block in one order: when each starts and finishes, and what it started upon."""
 
     def __init__(self, given: _Ops, order: Sequence[int]) -> None:
-        count = len(given.ops)
+        count, deps, streams, seconds = len(given.ops), given.deps, given.streams, given.seconds
         self.given, self.order = given, order
-        self.start, self.finish, self.cause = [0.0] * count, [0.0] * count, [-1] * count
+        start, finish, cause = [0.0] * count, [0.0] * count, [-1] * count
         last: dict[str, int] = {}
         for index in order:
-            stream, begin = given.ops[index].stream, 0.0
-            for before in (*given.deps[index], last.get(stream, -1)):
-                if before >= 0 and self.finish[before] > begin:
-                    begin, self.cause[index] = self.finish[before], before
-            self.start[index], self.finish[index] = begin, begin + given.prices[index].seconds
+            begin, stream = 0.0, streams[index]
+            for before in deps[index]:
+                if finish[before] > begin:
+                    begin, cause[index] = finish[before], before
+            before = last.get(stream, -1)
+            if before >= 0 and finish[before] > begin:
+                begin, cause[index] = finish[before], before
+            start[index], finish[index] = begin, begin + seconds[index]
             last[stream] = index
-        self.seconds = max(self.finish, default=0.0)
+        self.start, self.finish, self.cause = start, finish, cause
+        self.seconds = max(finish, default=0.0)
 
     def priced(self) -> BlockPrice:
         """The ledger of this order: compute by category, waits by the dimension whose collective runs then."""

@@ -21,7 +21,7 @@ from simpar.costs.memory_bound import STREAM
 from simpar.costs.price import ZERO, Price, Provenance
 from simpar.costs.update_price import update_price
 from simpar.errors import InternalError
-from simpar.parallel.beside import hides_exchanges, ops_of
+from simpar.parallel.beside import hides_exchanges, list_of, ops_of
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.keys import (
     BlockOp,
@@ -66,13 +66,19 @@ class LayoutPricer:
         self._placed: dict[object, Price] = {}
         self._kernels = kernels.in_steps(layout.calibration)
         self._blocks: dict[tuple[int, str], BlockPrice] = {}
-        self._lists: dict[tuple[int, str], BlockPrice] = {}
+        self._lists: dict[tuple[int, bool], tuple[Sequence[LocalOp], BlockPrice]] = {}
         self._pairs: dict[tuple[int, int], BlockPrice] = {}
         self._hidden: dict[int, float] = {}
         self._keys: dict[Key, KeyPrice] = {}
         self._slowed: dict[int, float] = {}
-        self._gaps: dict[tuple[int, str, bool], list[float]] = {}
+        self._gaps: dict[tuple[tuple[int, ...], str, bool], list[float]] = {}
         self.host = HostTimes(layout, self.block)
+
+    def like(self, other: LayoutPricer) -> LayoutPricer:
+        """This one with the op lists that `other` has priced, whose ops cost the same: only pipelines and states may differ, and
+        what runs again."""
+        self._placed, self._lists = other._placed, other._lists
+        return self
 
     def price(self, key: Key) -> KeyPrice:
         """The price of one key."""
@@ -133,7 +139,7 @@ class LayoutPricer:
     def _work(self, work: object) -> Price:
         kernels = self.kernels
         if isinstance(work, Gemm):
-            piece = kernels.gemm(replace(work, m=max(work.m // work.pieces, 1), pieces=1, held_sms=0))
+            piece = kernels.gemm(work._replace(m=max(work.m // work.pieces, 1), pieces=1, held_sms=0))
             sms = kernels.sm_count
             return scaled(piece, work.pieces * sms / max(sms - work.held_sms, 1.0)) if work.pieces > 1 else piece
         if isinstance(work, GroupedGemm):
@@ -193,11 +199,12 @@ class LayoutPricer:
 
     def _alone(self, block: LocalBlock, phase: str) -> BlockPrice:
         """Price of one block's ops in one phase beside nothing else."""
-        key = (id(block), phase)
+        listed, backward = list_of(block, phase), phase != "F"
+        key = (id(listed), backward)
         if key not in self._lists:
-            ops = ops_of(self.layout, block, phase)
-            self._lists[key] = price_list(ops, self.op_price, backward=phase != "F")
-        return self._lists[key]
+            # With the list itself, so that no other ever has its number.
+            self._lists[key] = (listed, price_list(ops_of(self.layout, block, phase), self.op_price, backward=backward))
+        return self._lists[key][1]
 
     def hidden_share(self, block: LocalBlock) -> float:
         """Share of a block's exposed exchanges that another micro-batch's compute hides, where `hides_exchanges`."""
@@ -233,7 +240,7 @@ class LayoutPricer:
         return gap + self.layout.calibration.pass_s if place == count - 1 else gap
 
     def _pass_gaps(self, stage: int, phase: str, *, cut: bool = False) -> list[float]:
-        key = (stage, phase, cut)
+        key = (tuple(map(id, self.layout.stage_blocks[stage])), phase, cut)
         if key not in self._gaps:
             self._gaps[key] = self._late(*self._device_and_host(stage, phase), cut=cut)
         return self._gaps[key]

@@ -35,11 +35,13 @@ class _Order:
         steps: topological, communication before the compute ops that it may slow. Of each op: its number; dependencies and the op
             before it on each of its streams; index into the program's price keys; role whose compute stream it holds, -1 for none;
             what it runs on beside compute of its role, -1 for nothing (what joins two roles has no compute beside it); whose it is.
+        beside: of each price key, the streams of its ops that may slow compute.
         role: of each op by its number.
         sinks: ops that nothing waits for.
     """
 
     steps: list[tuple[int, list[int], int, int, int, int]]
+    beside: list[set[int]]
     role: list[int]
     sinks: list[int]
 
@@ -68,7 +70,11 @@ class _Order:
                 compute[op] = next((role for role in roles if role >= 0), -1)
         preds, price, role = [sources[a:z] for a, z in pairwise(ptr)], program.price.tolist(), program.role.tolist()
         steps = [(op, preds[op], price[op], compute[op], stream[op], role[op]) for op in _sorted(program, compute)]
-        return cls(steps, role, np.flatnonzero(np.diff(program.successors[0]) == 0).tolist())
+        beside: list[set[int]] = [set() for _ in program.price_keys]
+        for _, _, key, _, own_stream, _ in steps:
+            if own_stream >= 0:
+                beside[key].add(own_stream)
+        return cls(steps, beside, role, np.flatnonzero(np.diff(program.successors[0]) == 0).tolist())
 
 
 def _sorted(program: Program, compute: list[int]) -> list[int]:
@@ -116,8 +122,8 @@ def makespans(program: Program, seconds: FloatArray, interference: FloatArray, *
 
 def _loud_streams(graph: _Order, interference: FloatArray) -> frozenset[int]:
     """Streams on which something slows compute."""
-    loud = [bool(column.any()) for column in (interference > 0.0).T]
-    return frozenset(stream for _, _, price, _, stream, _ in graph.steps if stream >= 0 and loud[price])
+    loud = np.flatnonzero((interference > 0.0).any(axis=0)).tolist()
+    return frozenset().union(*(graph.beside[key] for key in loud))
 
 
 def timeline(program: Program, prices: PriceTable) -> Timeline:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, Final, Literal
 
 from simpar.costs.pricer import LayoutPricer
@@ -74,7 +73,7 @@ class PricedBlock:
             for op in ops:
                 for work in executed(op, self.block) or (op.work,):
                     # Experts stay in 16 bits.
-                    yield replace(op, work=replace(work, dtype="bf16") if isinstance(work, GroupedGemm) else work), phase
+                    yield op._replace(work=work._replace(dtype="bf16") if isinstance(work, GroupedGemm) else work), phase
 
     def seconds(self, part: str) -> float:
         """Of the forward, or of the step; without an update."""

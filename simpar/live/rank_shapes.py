@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from simpar.costs.pricer import LayoutPricer
@@ -58,12 +57,12 @@ def executed(op: LocalOp, block: LocalBlock) -> tuple[Kernel, ...]:
     if isinstance(work, AttentionWork):
         # What visits in a ring has as many heads as the queries.
         visits = degrees.cp > 1 and not work.causal
-        return (replace(work, kv_heads=work.heads) if visits else work,)
+        return (work._replace(kv_heads=work.heads) if visits else work,)
     if not isinstance(work, Gemm | GroupedGemm):
         return ()
     parts = _parts(block, name) if name.endswith(("/qkv", "/fc1")) else ()
     # Per-op recomputation repeats single products: they are no sum of all parts.
-    return tuple(replace(work, n=n) for n in parts) if len(parts) > 1 and sum(parts) == work.n else (work,)
+    return tuple(work._replace(n=n) for n in parts) if len(parts) > 1 and sum(parts) == work.n else (work,)
 
 
 def _parts(block: LocalBlock, name: str) -> tuple[int, ...]:
@@ -83,7 +82,7 @@ def unpacked_s(priced: Priced, role: int) -> float:
         for op, block, _ in ops_of(priced, key):
             parts = executed(op, block)
             if parts and parts != (op.work,):
-                apart = sum(pricer.op_price(replace(op, work=part)).seconds for part in parts)
+                apart = sum(pricer.op_price(op._replace(work=part)).seconds for part in parts)
                 more += count * (apart - pricer.op_price(op).seconds)
     return more
 
@@ -125,7 +124,7 @@ def _shapes(priced: Priced, role: int) -> Iterator[tuple[Shape, float]]:
     for key, count in counted(priced, role):
         for op, block, _ in ops_of(priced, key):
             for part in executed(op, block) or (op.work,):
-                own = replace(op, work=part)
+                own = op._replace(work=part)
                 for shape in shape_of(own, block, gated=gated, dtype="bf16"):
                     if shape["op"] == "attention":
                         shape["batch_first"] = 1

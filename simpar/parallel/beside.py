@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 from simpar.parallel.blocks import LocalBlock
@@ -13,9 +12,15 @@ from simpar.parallel.work import ExpertExchange, LocalOp
 _LISTS: Final = {"F": "forward", "B": "backward", "I": "input_gradient", "W": "weight_gradient"}
 
 
+def list_of(block: LocalBlock, phase: str) -> tuple[LocalOp, ...]:
+    """The op list of a block in one phase (F, B, I, W), beside nothing else."""
+    found: tuple[LocalOp, ...] = getattr(block, _LISTS[phase])
+    return found
+
+
 def ops_of(layout: Layout, block: LocalBlock, phase: str) -> tuple[LocalOp, ...]:
-    """The op list of a block in one phase (F, B, I, W)."""
-    ops: tuple[LocalOp, ...] = getattr(block, _LISTS[phase])
+    """The same as a layout's schedule has it."""
+    ops = list_of(block, phase)
     return arranged(ops) if _overlaps(layout, block) and _dualpipe(layout) else ops
 
 
@@ -29,7 +34,7 @@ def arranged(ops: Sequence[LocalOp]) -> tuple[LocalOp, ...]:
     compute (DeepSeek-V3, arXiv 2412.19437, section 3.2.1), in the warm-up as well; no op waits for one, but the list does."""
     exchanges = {index for index, op in enumerate(ops) if isinstance(op.work, ExpertExchange)}
     free = (tuple(d for d in op.deps if d not in exchanges) for op in ops)
-    return tuple(op if op.deps == deps else replace(op, deps=deps) for op, deps in zip(ops, free, strict=True))
+    return tuple(op if op.deps == deps else op._replace(deps=deps) for op, deps in zip(ops, free, strict=True))
 
 
 def _overlaps(layout: Layout, block: LocalBlock) -> bool:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Final
 
 from simpar.graph.ledger import node_flops
+from simpar.graph.rematerialise import Recompute
 from simpar.graph.types import Attention, Layer
 from simpar.parallel.backward_peak import transient
 from simpar.parallel.op_lists import Lists
 from simpar.parallel.split_options import SplitOptions
 from simpar.parallel.work import LocalOp, OpList
+
+_PLAIN: Final = Recompute()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,24 +106,37 @@ def _flops(layer: Layer) -> dict[str, float]:
 
 
 @lru_cache(maxsize=65536)
+def op_lists(layer: Layer, options: SplitOptions) -> tuple[tuple[LocalOp, ...], tuple[LocalOp, ...]]:
+    """Forward and backward of `layer` on one rank; the forward is the same whatever runs again."""
+    lists = Lists(layer, options)
+    if options.recompute == _PLAIN:
+        made = OpList()
+        lists.put_copies("gather.copy", options.gather_copy_bytes, made)
+        lists.put_forward(made)
+        forward = made.done()
+    else:
+        forward = op_lists(layer, replace(options, recompute=_PLAIN))[0]
+    backward = OpList()
+    if not options.frozen:
+        lists.put_again(backward)
+        lists.put_backward(backward, None)
+        lists.put_end(backward)
+    return forward, backward.done()
+
+
+@lru_cache(maxsize=65536)
 def split_block(layer: Layer, options: SplitOptions) -> LocalBlock:
     """`layer` on one rank under `options`."""
     lists = Lists(layer, options)
-    forward = OpList()
-    lists.put_copies("gather.copy", options.gather_copy_bytes, forward)
-    lists.put_forward(forward)
+    forward, backward = op_lists(layer, options)
     if options.frozen:
         return _forward_alone(lists, forward)
-    backward = OpList()
-    lists.put_again(backward)
-    lists.put_backward(backward, None)
-    lists.put_end(backward)
     saved, working = lists.saved()
     flops = _flops(layer)
     own = [node for node in layer.nodes if node.name not in options.borrowed]
     held = [(lists.layout(node) == "expert", lists.shards.weights(node)) for node in own]
     return LocalBlock(
-        name=layer.name, forward=forward.done(), backward=backward.done(), saved=saved, working=working,
+        name=layer.name, forward=forward, backward=backward, saved=saved, working=working,
         transient=transient(lists), deferred=lists.deferred(),
         dense_parameters=sum(amount for experts, amount in held if not experts),
         expert_parameters=sum(amount for experts, amount in held if experts),
@@ -131,13 +148,13 @@ def split_block(layer: Layer, options: SplitOptions) -> LocalBlock:
     )  # fmt: skip
 
 
-def _forward_alone(lists: Lists, forward: OpList) -> LocalBlock:
+def _forward_alone(lists: Lists, forward: tuple[LocalOp, ...]) -> LocalBlock:
     """A layer that keeps nothing for a backward and has none."""
     layer = lists.layer
     flops = _flops(layer)
     held = [(lists.layout(n) == "expert", lists.shards.weights(n)) for n in layer.nodes if n.name not in lists.options.borrowed]
     return LocalBlock(
-        name=layer.name, forward=forward.done(), backward=(), saved=(), working=0.0, transient=0.0, deferred=0.0,
+        name=layer.name, forward=forward, backward=(), saved=(), working=0.0, transient=0.0, deferred=0.0,
         dense_parameters=0.0, expert_parameters=0.0, lora_parameters=0.0,
         frozen_parameters=sum(amount for _, amount in held), frozen_experts=sum(amount for experts, amount in held if experts),
         model_flops=sum(flops.values()),

@@ -5,8 +5,6 @@ The causal work of every rank is 1/cp of the whole in all three (zigzag or head-
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from simpar.parallel.degrees import Degrees
 from simpar.parallel.work import AttentionWork, Collective, MemoryWork, OpList
 
@@ -50,11 +48,11 @@ def _zigzag(whole: AttentionWork, cp: int) -> tuple[AttentionWork, AttentionWork
     reverse). A window leaves little for them: what the first step does not cover of a rank's pairs.
     """
     local = whole.sequence_q // cp
-    first = replace(whole, sequence_q=local, sequence_kv=local)
+    first = whole._replace(sequence_q=local, sequence_kv=local)
     if not whole.causal:
         return first, first
     rest = max(pairs(whole) / cp - pairs(first), 0.0) / max(cp - 1, 1)
-    return first, replace(first, sequence_kv=max(int(rest / local), 1), causal=False, window=None)
+    return first, first._replace(sequence_kv=max(int(rest / local), 1), causal=False, window=None)
 
 
 def _ring(name: str, whole: AttentionWork, degrees: Degrees, kernels: int, ops: OpList) -> None:
@@ -128,7 +126,7 @@ def _all_gather(name: str, whole: AttentionWork, degrees: Degrees, kernels: int,
     local = whole.sequence_q // degrees.cp
     # Head-tail chunks see on average half of all keys: the same work as s/cp queries on s/2 keys; of a window its mean.
     keys = max(int(pairs(whole) / whole.sequence_q), 1)
-    ops.compute(name, replace(whole, sequence_q=local, sequence_kv=keys, causal=False, window=None), kernels)
+    ops.compute(name, whole._replace(sequence_q=local, sequence_kv=keys, causal=False, window=None), kernels)
     if whole.backward:
         ops.blocking(f"{name}.reduce_scatter", Collective("reduce_scatter", total, "cp"), "cp")
 
@@ -142,6 +140,6 @@ def _ulysses(name: str, whole: AttentionWork, degrees: Degrees, kernels: int, op
     pair = each * whole.kv_heads * (whole.head_dim + whole.v_head_dim)
     before, after = (output, query + pair) if whole.backward else (query + pair, output)
     ops.blocking(f"{name}.all_to_all_in", Collective("all_to_all", before, "cp"), "cp")
-    heads = replace(whole, heads=max(whole.heads // cp, 1), kv_heads=max(whole.kv_heads // cp, 1))
+    heads = whole._replace(heads=max(whole.heads // cp, 1), kv_heads=max(whole.kv_heads // cp, 1))
     ops.compute(name, heads, kernels)
     ops.blocking(f"{name}.all_to_all_out", Collective("all_to_all", after, "cp"), "cp")

@@ -224,25 +224,19 @@ class Layout(Job):
         return [self.split(e.layer, self.encoder_options(e)) for e in self.network.encoders[slice(*stage.encoders)]]
 
     def _own_blocks(self, stage: StageLayers) -> list[LocalBlock]:
-        network, plain = self.network, self.plain_options
-        spec = self.recompute
-        blocks: list[LocalBlock] = []
+        network, plain, spec = self.network, self.plain_options, self.recompute
+        blocks, held = list[LocalBlock](), set[str]()
         if stage.embedding and network.embedding is not None:
             blocks.append(self.split(network.embedding, plain))
         limit = spec.num_layers if spec.granularity == "full" and spec.num_layers is not None else stage.count
         narrow = int(len(network.layers) * self.framework.kernels.fp4_layers) if self.casts == "fp4" else len(network.layers)
-        held: set[str] = set()
-        before: tuple[Layer | None, SplitOptions | None] = (None, None)
         for offset in range(stage.count):
-            options = self.options if offset < limit else plain
-            layer = network.layers[stage.first + offset]
+            options, layer = self.options if offset < limit else plain, network.layers[stage.first + offset]
             options = options if stage.first + offset < narrow else self.wide(options)
-            if borrowed := frozenset(node for name, node in layer.shared if name in held):
+            if borrowed := frozenset(node for name, node in layer.shared if name in held) if layer.shared else None:
                 options = replace(options, borrowed=borrowed)
             held |= {name for name, _ in layer.shared}
-            alike = layer is before[0] and options is before[1]
-            blocks.append(blocks[-1] if alike else self.split(layer, options))
-            before = layer, options
+            blocks.append(self.split(layer, options))
         if stage.head:
             for block in network.mtp:
                 blocks.append(self.split(block, self.options))
@@ -285,8 +279,15 @@ class Layout(Job):
         return replace(options, lora_rank=0, dequantised_bytes=0.0) if frozen else options
 
     def split(self, block: Layer, options: SplitOptions) -> LocalBlock:
-        """One rank's share of a layer, each computed once."""
-        return split_block(block, options)
+        """One rank's share of a layer, each computed once; options are slow to hash, and most layers have the same."""
+        key = (id(block), id(options))
+        if key not in self._shares:  # with what has these numbers, so that nothing else ever does
+            self._shares[key] = (block, options, split_block(block, options))
+        return self._shares[key][2]
+
+    @cached_property
+    def _shares(self) -> dict[tuple[int, int], tuple[Layer, SplitOptions, LocalBlock]]:
+        return {}
 
     def frozen_bytes(self, block: LocalBlock) -> float:
         """Bytes per frozen weight of a block under low-rank adaptation; only matrices of layers are ever quantised."""

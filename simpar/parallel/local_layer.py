@@ -35,6 +35,7 @@ class LocalLayer:
         self.shards = Shards(layer, options.degrees.placement(options.load_factor))
         self.kernels: tuple[Kernel, ...] = kernels(layer, options.kernels)
         self.cut: Cut = cut(layer, options.kernels, options.recompute)
+        self._products: dict[str, tuple[str, float, float, float]] = {}
 
     def axes(self, tensor: str) -> tuple[str, ...]:
         """Axes of a tensor."""
@@ -55,13 +56,7 @@ class LocalLayer:
 
     def product(self, node: Product, direction: Direction) -> Gemm | GroupedGemm:
         """A product: m rows, n outputs, k contracted, by the forward."""
-        out, layout = self.axes(node.outputs[0]), self.layout(node)
-        second = self.axes(node.weight) if node.weight else self.axes(node.inputs[1])
-        rows = tuple(a for a in out if a not in second or (not node.weight and a in self.axes(node.inputs[0])))
-        group = self.grouped(node)
-        m = self.shards.local(rows, layout)
-        n = self._extent(tuple(a for a in out if a not in rows))
-        k = self._extent(tuple(a for a in second if a not in out and a != group))
+        group, m, n, k = self._sizes(node)
         fp32 = self.options.accumulate_fp32 and direction == "wgrad"
         if group:
             groups = max(round(self.shards.extent(group, "expert")), 1)
@@ -70,6 +65,19 @@ class LocalLayer:
         wide = isinstance(node, Einsum) and node.wide and self.options.narrow
         dtype = "bf16" if wide else self.options.dtype
         return Gemm(max(round(m), 1), max(round(n), 1), max(round(k), 1), dtype, direction, fp32)
+
+    def _sizes(self, node: Product) -> tuple[str, float, float, float]:
+        """The axis that groups a product's rows, m, n and k; all directions share them."""
+        found = self._products.get(node.name)
+        if found is None:
+            out, layout = self.axes(node.outputs[0]), self.layout(node)
+            second = self.axes(node.weight) if node.weight else self.axes(node.inputs[1])
+            rows = tuple(a for a in out if a not in second or (not node.weight and a in self.axes(node.inputs[0])))
+            group = self.grouped(node)
+            n = self._extent(tuple(a for a in out if a not in rows))
+            k = self._extent(tuple(a for a in second if a not in out and a != group))
+            found = self._products[node.name] = (group, self.shards.local(rows, layout), n, k)
+        return found
 
     def _extent(self, axes: tuple[str, ...]) -> float:
         found = 1.0
@@ -273,15 +281,24 @@ class LocalLayer:
 
     def saved(self) -> tuple[tuple[tuple[str, float], ...], float]:
         """(what stays saved, what is alive only during the backward)."""
-        shares = dict(self.cut.kept_parts)
-        tensors = self.tensors()
-        entries = tuple((name, self.entry_bytes(name) * shares.get(name, 1.0)) for name in self.cut.entries)
+        tensors, (entries, stays) = self._tensors, self._staying(self.cut, full=self.options.recompute.full)
         # What runs again starts from tensors that the kernels keep or do not keep.
         again = sum(tensors.values()) - sum(amount for name, amount in entries if name in tensors)
-        if self.options.recompute.full:
-            return entries, again
-        stays = tuple((name, amount * shares.get(name, 1.0)) for name, amount in tensors.items() if name not in self.cut.dropped)
         return (*entries, *stays), again - sum(amount for _, amount in stays)
+
+    def saved_bytes(self, recompute: Recompute) -> float:
+        """What stays saved where this is recomputed instead."""
+        entries, stays = self._staying(cut(self.layer, self.options.kernels, recompute), full=recompute.full)
+        return sum(amount for _, amount in (*entries, *stays))
+
+    def _staying(self, made: Cut, *, full: bool) -> tuple[tuple[tuple[str, float], ...], tuple[tuple[str, float], ...]]:
+        """(what enters what runs again, kept tensors that a cut leaves), bytes."""
+        shares, dropped = dict(made.kept_parts), made.dropped
+        entries = tuple((name, self.entry_bytes(name) * shares.get(name, 1.0)) for name in made.entries)
+        if full:
+            return entries, ()
+        stays = tuple((name, amount * shares.get(name, 1.0)) for name, amount in self._tensors.items() if name not in dropped)
+        return entries, stays
 
     def entry_bytes(self, tensor: str) -> float:
         """Bytes of what enters the layer."""

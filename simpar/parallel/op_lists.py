@@ -6,8 +6,6 @@ that reads it. Overlap says which ops run beside which: it never leaves work out
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from simpar.graph.casts import casts
 from simpar.graph.differentiate import needs_weight_gradient
 from simpar.graph.kernel_types import Kernel
@@ -121,7 +119,7 @@ class Lists(LocalLayer):
             kernel = self.kernel[name]
             assert isinstance(kernel.node, Einsum)
             whole = self.product(kernel.node, "forward")
-            part = replace(whole, n=max(round(whole.n * share), 1))
+            part = whole._replace(n=max(round(whole.n * share), 1))
             self._cast(name, part, ops, again=True)
             ops.compute(name, part, self.launches(kernel))
 
@@ -201,8 +199,8 @@ class Lists(LocalLayer):
         enters, leaves = (any(self.layer.nodes[at].name == node.name for at in ends) for ends in (self.entry, self.exit))
         forward = work.direction == "forward"
         if forward and leaves and work.dtype in ("bf16", "fp16"):
-            return replace(work, pieces=4, held_sms=16)
-        return replace(work, pieces=self.degrees.tp) if leaves or (forward and enters) else work
+            return work._replace(pieces=4, held_sms=16)
+        return work._replace(pieces=self.degrees.tp) if leaves or (forward and enters) else work
 
     def _laid_out(self, name: str, amount: float, ops: OpList) -> None:
         """Copy what was gathered, or is to be scattered, between rank by rank and sequence by sequence, where these differ."""
@@ -348,15 +346,19 @@ class Lists(LocalLayer):
 
     def put_copies(self, name: str, bytes_each: float, ops: OpList) -> None:
         """Move the weights or gradients of this layer between tensors and the buffer of a collective, one kernel for all."""
+        if not bytes_each:
+            return
         trained = name == "reduce.copy.backward" and self.options.lora_rank
         weights = sum(self.lora_weights(node) if trained else self.shards.weights(node) for node in self.layer.nodes)
-        if weights and bytes_each:
+        if weights:
             ops.compute(name, MemoryWork("copy", weights * bytes_each, 1, self.options.memory_implementation), 2)
 
     def put_accumulation(self, ops: OpList) -> None:
         """Add the gradients of all weights to their buffer, one kernel each, where no matmul does."""
+        if not self.options.accumulation_bytes or self.options.lora_rank:
+            return
         weights = [amount for node in self.layer.nodes if (amount := self.shards.weights(node))]
-        if weights and self.options.accumulation_bytes and not self.options.lora_rank:
+        if weights:
             work = MemoryWork("residual", sum(weights) * self.options.accumulation_bytes, len(weights),
                               self.options.memory_implementation)  # fmt: skip
             ops.compute("accumulation.wgrad", work, len(weights))

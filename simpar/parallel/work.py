@@ -1,9 +1,12 @@
-"""Work of one rank: what a price is asked for. Every value is frozen and hashes, so equal work is priced once."""
+"""Work of one rank: what a price is asked for. Every value is frozen and hashes, so equal work is priced once.
+
+Named tuples are made and found in memos several times as fast as frozen dataclasses; no two kinds of work that share a memo have
+as many fields of the same types, so that none is taken for another.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from simpar.specs.model import MoeSpec
 
@@ -12,8 +15,7 @@ Implementation = Literal["tuned", "framework", "eager"]
 Dimension = Literal["tp", "cp", "ep", "etp", "dp", "edp", "shard", "replica", "expert_shard", "expert_replica", "pp"]
 
 
-@dataclass(frozen=True, slots=True)
-class Gemm:
+class Gemm(NamedTuple):
     """y[m, n] = x[m, k] W[k, n] or one of its gradients, by the forward's m, n, k.
 
     Attributes:
@@ -31,8 +33,7 @@ class Gemm:
     held_sms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class GroupedGemm:
+class GroupedGemm(NamedTuple):
     """`tokens` rows over `groups` local experts, each k -> n."""
 
     groups: int
@@ -44,8 +45,7 @@ class GroupedGemm:
     accumulate_fp32: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionWork:
+class AttentionWork(NamedTuple):
     """Scaled dot-product attention of one rank."""
 
     batch: int
@@ -63,8 +63,7 @@ class AttentionWork:
     dropout: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryWork:
+class MemoryWork(NamedTuple):
     """A memory-bound kernel (or several of one class) moving `bytes_moved`."""
 
     kernel: str
@@ -77,14 +76,13 @@ def fused(work: MemoryWork, activation: Implementation, *, backward: bool) -> Me
     """A norm or an activation that is one kernel: its backward at a measured rate of its own, the activation by the kernel that it
     has. Chains of elementary kernels stay as they are: they move every byte at one rate in either direction."""
     if work.kernel == "norm" and backward:
-        return replace(work, kernel="norm_backward")
+        return MemoryWork("norm_backward", work.bytes_moved, work.launches, work.implementation)
     if work.kernel in ("activation", "gate") and work.implementation == "tuned":
-        return replace(work, kernel=f"{work.kernel}_backward" if backward else work.kernel, implementation=activation)
+        return MemoryWork(f"{work.kernel}_backward" if backward else work.kernel, work.bytes_moved, work.launches, activation)
     return work
 
 
-@dataclass(frozen=True, slots=True)
-class KernelWork:
+class KernelWork(NamedTuple):
     """A scan in chunks, or a kernel of which only FLOPs and bytes are known; `flops` are the forward's for a scan."""
 
     kind: str
@@ -94,8 +92,7 @@ class KernelWork:
     backward: bool
 
 
-@dataclass(frozen=True, slots=True)
-class OptimizerWork:
+class OptimizerWork(NamedTuple):
     """An optimizer step over `parameters` elements."""
 
     parameters: float
@@ -103,8 +100,7 @@ class OptimizerWork:
     implementation: str = "fused"
 
 
-@dataclass(frozen=True, slots=True)
-class Collective:
+class Collective(NamedTuple):
     """A collective over the group of `dimension`; `bytes` as nccl-tests counts them. `repeat` back-to-back calls, on average.
 
     A send along a pipeline names its `pair` of neighbours (`keys.pair_of`); -1 = the slowest of the group.
@@ -117,8 +113,7 @@ class Collective:
     pair: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertExchange:
+class ExpertExchange(NamedTuple):
     """Dispatch or combine of an expert layer: local tokens before dispatch, its experts, bytes per element."""
 
     combine: bool
@@ -134,8 +129,7 @@ class ExpertExchange:
         return self.tokens * self.moe.num_experts_per_tok * self.hidden * self.element_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class HostCopy:
+class HostCopy(NamedTuple):
     """Bytes over the host link of one GPU."""
 
     bytes: float
@@ -144,8 +138,7 @@ class HostCopy:
 Work = Gemm | GroupedGemm | AttentionWork | MemoryWork | KernelWork | OptimizerWork | Collective | ExpertExchange | HostCopy
 
 
-@dataclass(frozen=True, slots=True)
-class LocalOp:
+class LocalOp(NamedTuple):
     """One op of one rank inside a block.
 
     Attributes:

@@ -8,9 +8,8 @@ backward, I input gradient, W weight gradient, with B = I + W. (The zero-bubble 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from simpar.errors import InputError
 
@@ -31,6 +30,9 @@ class Phase(StrEnum):
     RESHARD = "RESHARD"
     REDUCE_GRAD = "REDUCE_GRAD"
 
+    __hash__ = str.__hash__
+    """As fast as that of a name: programs look actions up by the hundred thousand."""
+
 
 COMPUTE_PHASES: Final = (Phase.F, Phase.B, Phase.I, Phase.W)
 """The phases that compute; the position in this tuple is the phase code of `Schedule.as_arrays`."""
@@ -50,8 +52,7 @@ _SIMPLE: Final = re.compile(rf"([0-9]{{1,9}})({_NAMES})([0-9]{{0,9}})")
 _GRAMMAR: Final = 'write "2F0" (stage, phase, microbatch), "2UNSHARD" or "(0F4;7B1)OVERLAP_F_B"'
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
+class Action(NamedTuple):
     """One action of a schedule.
 
     `parts` is empty except for an overlapped pair (`OVERLAP_F_B`), which runs its parts at the same time as

@@ -5,18 +5,17 @@ Everything is asked of the same layout and pricer that `simulate` uses; only the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import inf
 from operator import attrgetter
 from typing import Final
 
 import numpy as np
 
-from simpar.costs.price import Price
 from simpar.costs.pricer import LayoutPricer
-from simpar.graph.types import Layer
+from simpar.graph.types import Elementwise, Layer, Norm
 from simpar.model.network import EncoderLayer, Network
 from simpar.parallel.backward_peak import transient
 from simpar.parallel.blocks import LocalBlock
@@ -248,6 +247,19 @@ def has_experts(block: Layer) -> bool:
     return any(axis.split == "experts" for axis in block.axes)
 
 
+@lru_cache(maxsize=4096)
+def expert_branch(block: Layer) -> object:
+    """The nodes from the norm before a block's experts to the sum after them, with the axes of what they make: of blocks that are
+    alike in it the experts' part is the same. Nothing of a block without experts."""
+    at = [index for index, node in enumerate(block.nodes) if node.name.startswith("moe")]
+    if not at:
+        return None
+    first = next((i for i in range(at[0], -1, -1) if isinstance(block.nodes[i], Norm)), 0)
+    sums = (i for i, node in enumerate(block.nodes) if i > at[-1] and isinstance(node, Elementwise) and node.op == "residual")
+    nodes = block.nodes[first : next(sums, len(block.nodes)) + 1]
+    return nodes, tuple(block.axis[axis] for node in nodes for name in node.outputs for axis in block.tensor[name].axes)
+
+
 def _bare_transient(block: LocalBlock) -> float:
     """Bytes of gradients in flight where nothing stands for the weights' gradients (full sharding)."""
     options = replace(block.options, weight_gradients="none", grouped_weight_gradients="none")
@@ -268,7 +280,7 @@ class Gathered:
     head: float = 2.0
 
 
-def serial_seconds(ops: Sequence[LocalOp], price_of: Callable[[LocalOp], Price]) -> tuple[float, float]:
+def serial_seconds(ops: Sequence[LocalOp], seconds: Sequence[float]) -> tuple[float, float]:
     """A lower bound on a block's time as (dense part, expert part), additive over its parts.
 
     Compute ops run one after the other on one stream. In a row of ops that are all of one part, each starts when what it waits for
@@ -277,7 +289,7 @@ def serial_seconds(ops: Sequence[LocalOp], price_of: Callable[[LocalOp], Price])
 
     Args:
         ops: of the block in one phase.
-        price_of: their prices.
+        seconds: of each.
     """
     parts, of_experts = [0.0, 0.0], [op.name.startswith("moe") for op in ops]
     begin, finish = list[float](), list[float]()
@@ -295,30 +307,29 @@ def serial_seconds(ops: Sequence[LocalOp], price_of: Callable[[LocalOp], Price])
         known = [d for d in op.deps if d >= since]
         if op.stream != "compute":
             begin.append(max((finish[d] for d in known), default=-inf if since else 0.0))
-            finish.append(begin[-1] + price_of(op).seconds)
+            finish.append(begin[-1] + seconds[index])
             continue
         if any(of_experts[d] != of_experts[index] for d in (since, *known)):
             known, since = [d for d in known if begin[d] >= now], index
         start = wait(known)
         begin.append(start)
-        now = start + price_of(op).seconds
+        now = start + seconds[index]
         parts[of_experts[index]] += now - start
         finish.append(now)
     now = wait(range(since, len(ops)))
     return parts[0], parts[1]
 
 
-def plain_blocks(layout: Layout, kinds: Kinds, *, experts_only: bool) -> dict[int, LocalBlock]:
-    """One block of each kind of a layout without recomputation (kinds n .. 2n-1 of layers); of those with experts only, if asked."""  # noqa: E501
+def plain_blocks(layout: Layout, kinds: Kinds) -> dict[int, Layer]:
+    """One block of each kind of a layout without recomputation (kinds n .. 2n-1 of layers)."""
     network = layout.network
-    options = layout.options
     found: dict[int, Layer] = {}
     for index, kind in enumerate(kinds.layer):
         found.setdefault(kind + kinds.layers, network.layers[index])
     found.update(_ends(network, kinds))
     if network.mtp:
         found[kinds.mtp] = network.mtp[0]
-    return {kind: layout.split(block, options) for kind, block in found.items() if not experts_only or has_experts(block)}
+    return found
 
 
 @dataclass(frozen=True)
@@ -346,5 +357,6 @@ class Composition:
 
 
 __all__ = [
-    "PHASES", "BlockTable", "Column", "Composition", "Kinds", "block_kinds", "has_experts", "plain_blocks", "serial_seconds",
+    "PHASES", "BlockTable", "Column", "Composition", "Kinds", "block_kinds", "expert_branch", "has_experts", "plain_blocks",
+    "serial_seconds",
 ]  # fmt: skip

@@ -82,7 +82,7 @@ class Branch:
         self.pools: dict[Shape, list[Waiting]] = {}
         self._swept: object = self.incumbents.limits
         self._started = time.monotonic()
-        self._proven_s = 0.0
+        self._proven_s, self._until = 0.0, inf
         self._scored: set[Choice] = set()
         self.glimpses: dict[object, Glimpse] = {}
 
@@ -168,6 +168,7 @@ class Branch:
             "shardings": self.open_shardings, "shape": self.open_shape, "undercut": self.open_undercut, "timed": self.open_timed,
             "layout": self.open_layout,
         }  # fmt: skip
+        self._until = until
         while self.heap:
             if self.heap[0][0] > until:
                 return self.heap[0][0]
@@ -354,7 +355,7 @@ class Branch:
         popped: list[Waiting] = []
         # Where most settings of a design are not worth a look, one layout at a time decides about the others.
         most = 1 if self.incumbents.tolerance or self.incumbents.within else LARGEST
-        while pool and len(popped) < most:
+        while pool and len(popped) < most and (not popped or pool[0][0] <= self._until):
             popped.append(heapq.heappop(pool))
         take = []
         for _, _, time_s, table, at in popped:

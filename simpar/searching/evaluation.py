@@ -49,12 +49,12 @@ class Columns:
     """Which of a program's prices are the same by construction.
 
     Attributes:
-        parts: (memo scope, description) of each distinct price.
+        parts: (memo scope, number of its description) of each distinct price.
         keys: one price key of each.
         index: int array [price keys], the distinct price of each.
     """
 
-    parts: tuple[tuple[str, object], ...]
+    parts: tuple[tuple[str, int], ...]
     keys: tuple[object, ...]
     index: IntArray
 
@@ -105,10 +105,14 @@ class Evaluation:
         self._swept: dict[int, Swept] = {}
         self._needs: dict[object, float] = {}
         self.swept = 0
-        self._prices: dict[object, tuple[float, float]] = {}
+        self._numbers: dict[object, int] = {}
+        self._paths: dict[tuple[int, bytes, bytes], float] = {}
+        self._prices: dict[tuple[int, int], tuple[float, float]] = {}
         self._slowed: dict[object, float] = {}
-        self._rises: dict[object, dict[str, float]] = {}
+        self._rises: dict[tuple[int, int], dict[str, float]] = {}
+        self._pricers: dict[object, LayoutPricer] = {}
         self._last: tuple[Choice, Priced, Timeline] | None = None
+        self._in_full: dict[Choice, tuple[float, float, float]] = {}
 
     @classmethod
     def of(cls, pricing: Pricing) -> Evaluation:
@@ -191,7 +195,12 @@ class Evaluation:
                 index[description] = len(index)
                 keys.append(key)
             columns.append(index[description])
-        return Columns(tuple(index), tuple(keys), np.array(columns, dtype=np.int64))
+        parts = tuple((scope, self._number(description)) for scope, description in index)
+        return Columns(parts, tuple(keys), np.array(columns, dtype=np.int64))
+
+    def _number(self, value: object) -> int:
+        """Of a value that memos ask for all the time: long tuples are slow to hash."""
+        return self._numbers.setdefault(value, len(self._numbers))
 
     def _same_boundaries(self, choice: Choice) -> bool:
         return self.pricing.template.model.kind == "transformer"
@@ -202,23 +211,23 @@ class Evaluation:
         columns = self._columns_of(step, choice)
         scopes = self._scopes(choice)
         pricer: LayoutPricer | None = None
-        found = np.empty((len(columns.parts), 2))
-        for row, ((scope, part), key) in enumerate(zip(columns.parts, columns.keys, strict=True)):
+        pairs: list[tuple[float, float]] = []
+        for (scope, part), key in zip(columns.parts, columns.keys, strict=True):
             name = (scopes[scope], part)
             pair = self._prices.get(name)
             if pair is None:
                 pricer = pricer or self.pricer(choice, step)
                 price = pricer.price(key)  # type: ignore[arg-type]
                 pair = self._prices[name] = (price.seconds, price.held_sms)
-            found[row] = pair
-        held, kinds = np.unique(found[:, 1], return_inverse=True)
-        beside = (scopes["block"], choice.recompute, choice.pipeline)
-        for sms in held.tolist():
+            pairs.append(pair)
+        beside, slowed = (scopes["block"], choice.recompute, choice.pipeline), dict[float, float]()
+        for sms in {held for _, held in pairs}:
             if (beside, sms) not in self._slowed:
                 pricer = pricer or self.pricer(choice, step)
                 self._slowed[beside, sms] = pricer.slowed(int(sms))
-        found[:, 1] = np.array([self._slowed[beside, sms] for sms in held.tolist()])[kinds]
-        return step, PriceTable(found[columns.index, 0], found[columns.index, 1])
+            slowed[sms] = self._slowed[beside, sms]
+        found = np.array([(seconds, slowed[held]) for seconds, held in pairs])[columns.index]
+        return step, PriceTable(found[:, 0], found[:, 1])
 
     def raised(self, choice: Choice) -> tuple[Step, FloatArray]:
         """The program of a choice with its prices, float array [1 + categories, prices]: as they are, and each category of seconds
@@ -241,8 +250,8 @@ class Evaluation:
         moved = np.array([[0.0] * len(rises), *([each.get(c, 0.0) for each in rises] for c in categories)])
         return step, np.maximum(table.seconds + moved[:, columns.index], 0.0)
 
-    def _scopes(self, choice: Choice) -> dict[str, object]:
-        """What each kind of price depends on, besides its description."""
+    def _scopes(self, choice: Choice) -> dict[str, int]:
+        """What each kind of price depends on, besides its description, as a number."""
         site = self.pricing.sites.with_batch(choice.group, choice.micro_batch_size, choice.variant)
         recompute = "full" if choice.recompute.startswith("full") else choice.recompute
         sharded = choice.state.zero_stage == 3 and len(self.pricing.kinds_of_states(choice.variant)) > 1
@@ -251,21 +260,22 @@ class Evaluation:
         p = choice.pipeline
         joined = passes_join(choice.group.pp, p.virtual_stages, p.schedule, p.overlap_p2p, self.pricing.framework.pipeline)
         ahead = joined and choice.state.zero_stage < 3
-        block = ("block", site, choice.micro_batch_size, choice.variant, recompute, sharded, own, ahead)
+        block = self._number(("block", site, choice.micro_batch_size, choice.variant, recompute, sharded, own, ahead))
         # What of a spread is hidden does not matter to its prices.
         spread = (choice.state.zero_stage, choice.state.shard_size)
-        state = ("state", choice.group, choice.variant.precision, spread, choice.offload.optimizer)
-        send = ("send", choice.group, choice.micro_batch_size, choice.variant.sequence_parallel, choice.variant.precision)
-        return {
-            "block": block, "state": state, "send": send, "host": (block, choice.offload.activations), "other": (block, state, send),  # noqa: E501
-        }  # fmt: skip
+        v = choice.variant
+        state = self._number(("state", choice.group, v.precision, spread, choice.offload.optimizer))
+        send = self._number(("send", choice.group, choice.micro_batch_size, v.sequence_parallel, v.precision))
+        host, other = self._number(("host", block, choice.offload.activations)), self._number(("other", block, state, send))
+        return {"block": block, "state": state, "send": send, "host": host, "other": other}
 
     def pricer(self, choice: Choice, step: Step) -> LayoutPricer:
         """The pricer that `simulate` would use."""
         schedule = step.schedule
         model = tuple(schedule.model_stage(s) for s in range(schedule.num_stages))
         layout = self.pricing.layout(choice)
-        return LayoutPricer(layout, self.pricing.kernels, self.pricing.collectives).bind(schedule.stage_to_rank, model)
+        found = LayoutPricer(layout, self.pricing.kernels, self.pricing.collectives).bind(schedule.stage_to_rank, model)
+        return found.like(self._pricers.setdefault(self._scopes(choice)["block"], found))
 
     # -- step times ---------------------------------------------------------------------------------------------------
 
@@ -299,11 +309,15 @@ class Evaluation:
         return found, bound
 
     def longest_path(self, choice: Choice) -> float:
-        """The step time of one layout, swept whatever else is known."""
+        """The step time of one layout, swept whatever others with the same program are known to take."""
         step, table = self.prices(choice)
-        self.swept += 1
-        waits = self.pricing.waits(style_of(choice.pipeline))
-        return float(makespans(step.program, table.seconds[None], table.interference[None], waits=waits)[0])
+        key = (id(step.program), table.seconds.tobytes(), table.interference.tobytes())
+        if key not in self._paths:
+            self.swept += 1
+            waits = self.pricing.waits(style_of(choice.pipeline))
+            found = makespans(step.program, table.seconds[None], table.interference[None], waits=waits)
+            self._paths[key] = float(found[0])
+        return self._paths[key]
 
     def device_bytes(self, choice: Choice, allocated: FloatArray | None) -> float | None:
         """What the fullest device uses, the allocator's view included; None where that depends on time.
@@ -360,12 +374,14 @@ class Evaluation:
 
     def in_full(self, choice: Choice) -> tuple[float, float, float]:
         """The step time, what the fullest device uses, and what of it the allocator keeps without a tensor."""
-        priced, ran = self.simulated(choice)
-        roles = {rank: rank for rank in priced.held}
-        fullest = max(memory_over_time(priced.layout, priced.program, ran, priced.held, roles), key=lambda r: r.device_bytes)
-        waits = optimizer_waits(priced.layout, priced.schedule)
-        cached = fullest.reserved_bytes - fullest.allocated_bytes
-        return account(priced.program, ran, waits=waits).makespan, fullest.device_bytes, cached
+        if choice not in self._in_full:
+            priced, ran = self.simulated(choice)
+            roles = {rank: rank for rank in priced.held}
+            fullest = max(memory_over_time(priced.layout, priced.program, ran, priced.held, roles), key=lambda r: r.device_bytes)
+            waits = optimizer_waits(priced.layout, priced.schedule)
+            cached = fullest.reserved_bytes - fullest.allocated_bytes
+            self._in_full[choice] = (account(priced.program, ran, waits=waits).makespan, fullest.device_bytes, cached)
+        return self._in_full[choice]
 
 
 __all__ = ["Evaluation", "Step"]

@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simpar.costs.host import least_launches
-from simpar.costs.key_price import scaled
-from simpar.costs.price import Price
 from simpar.costs.pricer import LayoutPricer
-from simpar.parallel.blocks import LocalBlock
+from simpar.parallel.blocks import op_lists
 from simpar.parallel.layout import Layout
-from simpar.parallel.work import LocalOp
 from simpar.program.program import FloatArray
-from simpar.searching.blocks import has_experts, plain_blocks, serial_seconds
+from simpar.searching.blocks import expert_branch, has_experts, plain_blocks, serial_seconds
 from simpar.searching.choice import Group, Variant
 
 if TYPE_CHECKING:
@@ -30,7 +27,6 @@ class Floors:
     def __init__(self, pricing: Pricing) -> None:
         self.pricing = pricing
         self._known: dict[object, FloatArray] = {}
-        self._lists: dict[object, dict[int, LocalBlock]] = {}
 
     def block(self, group: Group, batch: int, variant: Variant) -> FloatArray:
         """Lower bounds on seconds [forward, backward, backward and forward without communication, both together; kinds].
@@ -71,9 +67,9 @@ class Floors:
         for precision, dispatcher in product(precisions, {"alltoall", *space.values("ep_dispatcher", ())}):
             variant = replace(space.variants(group)[0], precision=precision, ep_dispatcher=dispatcher)
             layout, each = self.pricing.probe(group, 1, variant), np.zeros((2, kinds.count))
-            for kind, block in plain_blocks(layout, kinds, experts_only=False).items():
-                if not block.options.frozen:
-                    each[:, kind] = least_launches(layout, experts=has_experts(block.layer))
+            for kind, block in plain_blocks(layout, kinds).items():
+                if not layout.options.frozen:
+                    each[:, kind] = least_launches(layout, experts=has_experts(block))
             each[:, : kinds.layers] = each[:, kinds.layers : 2 * kinds.layers]
             found.append(each)
         return np.asarray(np.minimum.reduce(found))
@@ -100,8 +96,7 @@ class Floors:
             found = []
             for state in self.pricing.kinds_of_states(v):
                 layout = self.pricing.probe(flat, batch, plain, state=state)
-                blocks = plain_blocks(layout, self.pricing.kinds, experts_only=False)
-                found.append(self._floor_of(layout, blocks, expert=False))
+                found.append(self._floor_of(layout, expert=False))
             self._known[key] = np.minimum.reduce(found)
         return self._known[key]
 
@@ -117,32 +112,35 @@ class Floors:
             found = []
             for state in self.pricing.kinds_of_states(v):
                 layout = self.pricing.probe(group, batch, plain, state=state)
-                lists = (drawn, tokens, router, group.ep, group.etp, v.ep_dispatcher, v.precision, state)
-                if lists not in self._lists:
-                    self._lists[lists] = plain_blocks(layout, self.pricing.kinds, experts_only=True)
-                found.append(self._floor_of(layout, self._lists[lists], expert=True))
+                found.append(self._floor_of(layout, expert=True))
             self._known[key] = np.minimum.reduce(found)
         return self._known[key]
 
-    def _floor_of(self, layout: Layout, blocks: dict[int, LocalBlock], *, expert: bool) -> FloatArray:
+    def _floor_of(self, layout: Layout, *, expert: bool) -> FloatArray:
+        """Floors of the dense or the expert part of every kind of block, as in `block`."""
         pricer = LayoutPricer(layout, self.pricing.kernels, self.pricing.collectives)
-        found = np.zeros((5, self.pricing.kinds.count))
-        for kind, block in blocks.items():
-
-            def price_of(op: LocalOp, block: LocalBlock = block) -> Price:
-                # Gradients of all weights are summed in one op: of experts they are as many as expert parallelism leaves.
-                summed = block.expert_parameters and op.name.startswith("accumulation")
-                return scaled(pricer.op_price(op), 0.0) if summed else pricer.op_price(op)
-
-            for row, ops in enumerate((block.forward, block.backward)):
-                found[row, kind] = serial_seconds(ops, price_of)[expert]
-            for row, ops in ((2, block.backward), (3, block.forward)):
-                own = (op for op in ops if op.stream == "compute" and op.name.startswith("moe") == expert)
-                found[row, kind] = sum(price_of(op).seconds for op in own)
+        found, alike = np.zeros((5, self.pricing.kinds.count)), dict[object, int]()
+        for kind, block in plain_blocks(layout, self.pricing.kinds).items():
+            experts = has_experts(block)
+            if expert:
+                # What predicts a further token has the experts of a layer.
+                same = alike.setdefault(expert_branch(block), kind)
+                if not experts or same != kind:
+                    found[:, kind] = found[:, same] if experts else 0.0
+                    continue
             busy: dict[str, float] = {}
-            for op in (*block.forward, *block.backward):
-                if op.stream != "compute" and op.name.startswith("moe") == expert:
-                    busy[op.stream] = busy.get(op.stream, 0.0) + price_of(op).seconds
+            for row, ops in enumerate(op_lists(block, layout.options)):
+                # Gradients of all weights are summed in one op: of experts they are as many as expert parallelism leaves.
+                summed = [experts and op.name.startswith("accumulation") for op in ops]
+                seconds = [0.0 if no else pricer.op_price(op).seconds for op, no in zip(ops, summed, strict=True)]
+                found[row, kind] = serial_seconds(ops, seconds)[expert]
+                for op, each in zip(ops, seconds, strict=True):
+                    if op.name.startswith("moe") != expert:
+                        continue
+                    if op.stream == "compute":
+                        found[3 - row, kind] += each
+                    else:
+                        busy[op.stream] = busy.get(op.stream, 0.0) + each
             found[4, kind] = max(busy.values(), default=0.0)
         n = self.pricing.kinds.layers
         found[:, :n] = found[:, n : 2 * n]

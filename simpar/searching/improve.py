@@ -114,6 +114,7 @@ def improve(
         framework = None
     pricing = Pricing(Space(scenario, {}, framework))
     found: dict[Choice, Change] = {}
+    sizes: dict[tuple[str, ...], int] = {}
 
     def opened(axes: tuple[str, ...]) -> Branch:
         space = Space(scenario, _around(flat, axes), framework)
@@ -143,9 +144,14 @@ def improve(
     for index, names in enumerate(singles):
         if on_pair is not None:
             on_pair(index, count)
-        search(opened(names), names)
-    # All pairs together, least bound first: most need not be searched beyond the doubles that are printed.
-    waiting, doubles, known = [(0.0, number, opened(pair)) for number, pair in enumerate(pairs)], changes(2), len(found)
+        branch = opened(names)
+        search(branch, names)
+        sizes[names] = branch.space.size
+    # All pairs together, least bound first: most need not be searched beyond the doubles that are printed. Where an axis adds
+    # nothing to another, that one was searched alone.
+    branches = ((number, opened(pair), [sizes.get((axis,)) for axis in pair]) for number, pair in enumerate(pairs))
+    waiting = [(0.0, number, branch) for number, branch, alone in branches if branch.space.size not in alone]
+    doubles, known = changes(2), len(found)
     while waiting:
         if on_pair is not None:
             on_pair(count - len(waiting), count)

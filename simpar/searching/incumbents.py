@@ -67,6 +67,9 @@ class Limits(NamedTuple):
         return self.value if self.of is None or design == self.of else self.other
 
 
+NO_LIMITS = Limits()
+
+
 @dataclass
 class Incumbents:
     """The best layouts so far and the limits that any layout must keep.
@@ -103,7 +106,7 @@ class Incumbents:
     tried: set[DesignKey] = field(default_factory=set)
     shortfall: dict[str, float] = field(default_factory=dict)
     next_design: bool = False
-    shared: Callable[[], Limits] = field(default=Limits)
+    shared: Callable[[], Limits] = field(default=lambda: NO_LIMITS)
     best: list[Scored] = field(default_factory=list)
     first: dict[MeshKey, Scored] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)

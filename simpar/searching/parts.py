@@ -17,7 +17,7 @@ from simpar.searching.branch import Branch
 from simpar.searching.choice import Choice
 from simpar.searching.evaluation import Evaluation
 from simpar.searching.followers import Followers
-from simpar.searching.incumbents import Incumbents, Limits, Scored
+from simpar.searching.incumbents import NO_LIMITS, Incumbents, Limits, Scored
 from simpar.searching.intervals import Intervals
 from simpar.searching.mixed_branch import MixedBranch
 from simpar.searching.mixed_pricing import MixedEvaluation, MixedPricing
@@ -244,7 +244,7 @@ def branch_for(
     space: Space,
     wish: Wish,
     pricing: AnyPricing | None = None,
-    shared: Callable[[], Limits] = Limits,
+    shared: Callable[[], Limits] = lambda: NO_LIMITS,
     followers: Followers = Followers(),
 ) -> AnyBranch:
     """A branch and bound that looks for what is wanted."""
@@ -319,7 +319,7 @@ def solve_part(
     part: int,
     nodes: Sequence[Node],
     known: Sequence[Scored] = (),
-    shared: Callable[[], Limits] = Limits,
+    shared: Callable[[], Limits] = lambda: NO_LIMITS,
     followers: Followers = Followers(),
 ) -> PartResult:
     """Search one part, knowing the best found elsewhere.

@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
 ONE_STAGE = Pipeline(1, "1f1b", EVEN, None)
 NOTHING = Offload(0.0, False)
+Locals = dict[int, tuple[LocalLayer, bool]]
+"""Of each kind of block one rank's share, and whether the plan's recomputation is for it."""
 
 
 class Pricing:
@@ -70,12 +72,12 @@ class Pricing:
         self._held: dict[object, FloatArray] = {}
         self._held_tables: dict[bytes, BlockTable] = {}
         self._again: dict[tuple[str, str], Recompute] = {}
-        self._last_probe: tuple[object, Layout] | None = None
+        self._last_blocks: tuple[object, Locals] | None = None
         self._weights: dict[object, BlockTable] = {}
         self._by_state: dict[str, tuple[State, ...]] = {}
         self._state_prices: dict[object, StatePricer] = {}
         self._pricers: dict[object, LayoutPricer] = {}
-        self._plain: dict[object, LayoutPricer] = {}
+        self._plain: dict[object, list[LayoutPricer]] = {}
         self._outside: dict[Group, float] = {}
         self.pipelines, self.sites, self.floors, self.sends = Pipelines(self), Sites(space), Floors(self), Sends(self)
         self.evaluation: Evaluation | None = None
@@ -125,8 +127,10 @@ class Pricing:
             layouts = [self.probe(group, batch, variant, recompute, state, order) for order, state in unlike]
             pricers = [LayoutPricer(layout, self.kernels, self.collectives) for layout in layouts]
             layout = layouts[0]
-            if recompute == "none":
-                self._plain[key[0]] = pricers[0]
+            if recompute == "none" and phases:
+                self._plain[key[0]] = pricers
+            elif key[0] in self._plain:
+                pricers = [pricer.like(plain) for pricer, plain in zip(pricers, self._plain[key[0]], strict=True)]
             columns: list[Column | None] = [None] * self.kinds.count
             for kind, block, recomputes in block_kinds(layout.network, self.kinds):
                 whole = has_experts(block)
@@ -172,36 +176,35 @@ class Pricing:
         """Bytes that blocks of each kind keep from forward to backward, whatever runs beside what and wherever ranks sit."""
         key = (group.tp, group.cp, group.ep, group.etp, group.pp > 1, batch, self.holding(variant), recompute)
         if key not in self._held:
-            layout, options = self._recomputing(group, batch, variant, recompute)
-            found = np.zeros(self.kinds.count)
-            plainly = None if recompute == "none" else self.held(group, batch, variant, "none")
-            for kind, block, recomputes in block_kinds(layout.network, self.kinds):
-                if plainly is not None and not recomputes:
-                    found[kind] = plainly[kind]
-                    continue
-                local = LocalLayer(block, options if recomputes else self._lasting(layout))
-                found[kind] = sum(amount for _, amount in local.saved()[0])
-            for kind, encoder in encoder_kinds(layout.network, self.kinds).items():
-                local = LocalLayer(encoder.layer, layout.encoder_options(encoder))
-                found[kind] = sum(amount for _, amount in local.saved()[0])
+            again, blocks = self._recomputing(group, batch, variant, recompute)
+            found = np.zeros(self.kinds.count) if recompute == "none" else self.held(group, batch, variant, "none").copy()
+            for kind, (local, recomputes) in blocks.items():
+                if recomputes or recompute == "none":
+                    found[kind] = local.saved_bytes(again or local.options.recompute)
             self._held[key] = found
         return self._held[key]
 
-    def _recomputing(self, group: Group, batch: int, variant: Variant, recompute: str) -> tuple[Layout, SplitOptions]:
-        """A layout whose network is that of a mesh, and the options of its blocks under a recomputation.
+    def _recomputing(self, group: Group, batch: int, variant: Variant, recompute: str) -> tuple[Recompute | None, Locals]:
+        """Blocks of a mesh, and what runs again of them; none = what their options say.
 
         Selected modules change what runs again and nothing else (`Job.options`), the same on every mesh.
         """
-        if not recompute.startswith("selective") or self.kinds.encoders:
-            layout = self.probe(group, batch, variant, recompute)
-            return layout, layout.options
-        name = (group, batch, variant)
-        if self._last_probe is None or self._last_probe[0] != name:
-            self._last_probe = (name, self.probe(group, batch, variant))
-        layout, key = self._last_probe[1], (recompute, variant.precision)
+        selected = recompute.startswith("selective") and not self.kinds.encoders
+        name = (group, batch, variant, "none" if selected else recompute)
+        if self._last_blocks is None or self._last_blocks[0] != name:
+            self._last_blocks = (name, self._locals(self.probe(*name)))
+        if not selected:
+            return None, self._last_blocks[1]
+        key = (recompute, variant.precision)
         if key not in self._again:
             self._again[key] = self.probe(group, batch, variant, recompute).options.recompute
-        return layout, replace(layout.options, recompute=self._again[key])
+        return self._again[key], self._last_blocks[1]
+
+    def _locals(self, layout: Layout) -> Locals:
+        kinds, lasting = block_kinds(layout.network, self.kinds), self._lasting(layout)
+        found = {kind: (LocalLayer(block, layout.options if again else lasting), again) for kind, block, again in kinds}
+        encoders = encoder_kinds(layout.network, self.kinds).items()
+        return found | {kind: (LocalLayer(e.layer, layout.encoder_options(e)), True) for kind, e in encoders}
 
     def held_table(self, group: Group, batch: int, variant: Variant, recompute: str) -> BlockTable:
         """A table of nothing but what blocks keep, see `held`."""
@@ -222,7 +225,7 @@ class Pricing:
     def slowed(self, group: Group, batch: int, variant: Variant, held: int) -> float:
         """How much longer the kernels of blocks without recomputation take at least beside what holds so many SMs."""
         self.table(group, batch, variant, "none")
-        return self._plain[self._column_name(group, batch, variant, experts=self.has_experts)].slowed(held)
+        return self._plain[self._column_name(group, batch, variant, experts=self.has_experts)][0].slowed(held)
 
     @staticmethod
     def _lasting(layout: Layout) -> SplitOptions:

@@ -23,6 +23,7 @@ class SetBounds:
         self.space, self.pricing = space, pricing
         self._least: dict[Group, float] = {}
         self._compute: dict[tuple[int, ...], float] = {}
+        self._variants: dict[tuple[tuple[int, ...], int], FloatArray] = {}
         self._cuts: dict[tuple[int, int], list[tuple[FloatArray, FloatArray, bool, str]]] = {}
         kinds = pricing.kinds
         self._chains: dict[tuple[int, int], Stack] = {}
@@ -68,8 +69,11 @@ class SetBounds:
 
     def variant_seconds(self, group: Group, batch: int, m: int) -> FloatArray:
         """Serial work of the best pipeline in each variant of a mesh, float array [variants]; infinite without pipelines."""
-        floors = np.array([self.pricing.floors.block(group, batch, v) for v in self.space.variants(group)])
-        return self._serial_seconds(group.pp, m, floors)
+        key = (self.pricing.sites.of(group), batch)
+        if key not in self._variants:
+            # Meshes share them whose ranks sit alike inside a block.
+            self._variants[key] = np.array([self.pricing.floors.block(group, batch, v) for v in self.space.variants(group)])
+        return self._serial_seconds(group.pp, m, self._variants[key])
 
     def _serial_seconds(self, pp: int, m: int, floors: FloatArray) -> FloatArray:
         """A step of the best cut, from floors of blocks [variants, as `Floors.block`, kinds]."""

@@ -290,13 +290,15 @@ def calibration_for(framework: str, architecture: str, gpu: str = "") -> RunCali
     The interval of a family that no group names, or none on this architecture, is at least that of `UNFAMILIAR` ones, and that of
     the family on others.
     """
-    return _combined(in_force(), family_of(framework), architecture, gpu)
+    others, group = _OTHERS.get(), (family_of(framework), architecture, gpu)
+    return _shipped(*group) if others is None else _combined(others, *group)
 
 
 def calibration_on(framework: FrameworkSpec, hardware: HardwareProfile) -> RunCalibration:
     """The constants of published runs of `framework` on the accelerator that `hardware` has, whatever it is called there."""
-    name = hardware.gpu.name
-    if any(entry.gpu != ANY for entry in in_force()) and not any(entry.gpu == name for entry in in_force()):
+    name, others = hardware.gpu.name, _OTHERS.get()
+    named = _shipped_gpus() if others is None else _gpus(others)
+    if named and name not in named:
         name = known_gpu(hardware)  # reads every shipped profile
     return calibration_for(framework.name, hardware.gpu.architecture, name)
 
@@ -305,6 +307,22 @@ def measured_here(published: RunCalibration) -> RunCalibration:
     """Constants of a calibrated machine: neutral. What a real run adds to measured parts is as uncertain as it ever was."""
     widths = {name: getattr(published, name) for name in WIDTHS}
     return RunCalibration(**widths)
+
+
+@lru_cache(maxsize=512)
+def _shipped(family: str, architecture: str, gpu: str) -> RunCalibration:
+    """By the names of a group alone: all constants are slow to hash, and every layout asks."""
+    return _combined(constants(), family, architecture, gpu)
+
+
+@lru_cache(maxsize=1)
+def _shipped_gpus() -> frozenset[str]:
+    return _gpus(constants())
+
+
+def _gpus(entries: tuple[Constant, ...]) -> frozenset[str]:
+    """Accelerators that constants of their own have."""
+    return frozenset(entry.gpu for entry in entries) - {ANY}
 
 
 @lru_cache(maxsize=512)
