@@ -79,6 +79,10 @@ class _Order:
                 found[name] = (int(amount * 2 / 5), int(amount * 2 / 5), int(amount / 5))
         for name in self.local.cut.entries:
             found.setdefault(name, (int(self.local.entry_bytes(name)),))
+        for name, share in self.local.cut.kept_parts:
+            # What stays and what does not are outputs of matmuls of their own.
+            if len(found.get(name, ())) == 1 and 0.0 < share < 1.0:
+                found[name] = (int(found[name][0] * share), int(found[name][0] * (1.0 - share)))
         for kernel in self.local.kernels:
             node = kernel.node
             if isinstance(node, Loss) and node.kind == "vocabulary":
@@ -90,12 +94,15 @@ class _Order:
     def _kept(self) -> dict[str, int]:
         """What stays after the forward, by tensor."""
         saved, _ = self.local.saved()
+        shares = {name for name, _ in self.local.cut.kept_parts}
         sizes: dict[str, int] = {}
         for name, amount in saved:
             if name == self.logits:
                 sizes |= self._kept_logits()
                 continue
             parts = self.tensors.get(name, (int(amount),))
+            if name in shares:
+                parts = parts[:1]
             total = sum(parts) or 1
             for index, part in enumerate(parts):
                 sizes[f"{name}#{index}"] = round(part * amount / total)
@@ -186,6 +193,9 @@ class _Order:
             before, output = output, ""
             if node is self.loss:
                 self._loss_forward()
+            elif stays := [name for name in node.outputs if name in self.local.cut.entries]:
+                # What runs again starts from it, although no kernel keeps it.
+                self._ask_kept(*stays)
             elif not (kept := self._kept_input(after)) or f"{kept}#0" in self.alive:
                 output = f"{node.name}.out"
                 self._ask(output, self._width(kernel))
