@@ -62,7 +62,8 @@ def _work(work: object) -> list[Any]:
         moe = work.moe
         return ["ExpertExchange", work.combine, work.tokens, work.hidden, moe.num_experts_per_tok, work.element_bytes,
                 work.dispatcher, moe.topk_group]  # fmt: skip
-    return [type(work).__name__, *asdict(work).values()]  # type: ignore[call-overload]
+    values = work if isinstance(work, tuple) else asdict(work).values()  # type: ignore[call-overload]
+    return [type(work).__name__, *values]
 
 
 def block_record(block: LocalBlock) -> dict[str, Any]:
