@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import combinations
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -10,7 +11,7 @@ from simpar.api.scenarios import make_scenario
 from simpar.costs.kernels import KernelModel
 from simpar.costs.pricer import LayoutPricer
 from simpar.parallel.layout import Layout
-from simpar.parallel.work import Gemm, LocalOp, MemoryWork
+from simpar.parallel.work import Gemm, LocalOp, MemoryWork, Work
 from simpar.specs.hardware import load_hardware
 from simpar.step import cost_models
 
@@ -29,6 +30,13 @@ def pricer_of(framework: str = "megatron-core", precision: str = "bf16", version
 def ops_of(pricer: LayoutPricer) -> dict[str, LocalOp]:
     block = pricer.layout.stage_blocks[0][1]
     return {op.name: op for op in (*block.forward, *block.backward)}
+
+
+def test_no_kind_of_work_can_be_taken_for_another_in_a_memo() -> None:
+    """Named tuples of equal values are equal whatever they are called: kinds differ in their number of fields, or in one's type."""
+    for one, other in combinations(get_args(Work), 2):
+        first, second = (tuple(get_type_hints(kind).values()) for kind in (one, other))
+        assert first != second, f"{one.__name__} and {other.__name__}"
 
 
 def test_fused_blocks_price_backwards_at_their_own_rates() -> None:

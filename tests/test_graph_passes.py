@@ -143,7 +143,7 @@ def test_per_op_checkpointing_saves_every_second_linear() -> None:
 
     torch = KernelPlan(Kernels(fused_norm=False, fused_activation=False, fused_rope=False))
     wide = 2.0 * 4096
-    dense = {"input_norm_in": wide, "attention/qkv_projected": wide * 1.25, "attention/out": wide, "attention/lse": 128.0,
+    dense = {"input_norm_in": wide, "attention/qkv_out": wide * 1.25, "attention/out": wide, "attention/lse": 128.0,
              "mlp/activation_in": 2.0 * 14336, "mlp/fc2.out": wide}  # fmt: skip
     assert stays("llama3.1-8b") == dense
     del dense["mlp/fc2.out"]

@@ -129,9 +129,20 @@ def _per_op(layer: Layer, plan: KernelPlan, modules: Container[str]) -> Cut:
     """
     saved, made_by, compiled = kept(layer, plan), makers(layer, plan), "op_compiled" in modules
     stays, parts, shares = _saved_ops(layer, modules)
+    turned = {node.name for node in layer.nodes if isinstance(node, Elementwise) and node.op.endswith("rope")}
+    counted = set[str]()
     for node in layer.nodes:
-        if isinstance(node, View) and all(name in layer.producer and layer.producer[name].name in stays for name in node.inputs):
+        if not all(name in layer.producer and layer.producer[name].name in stays for name in node.inputs):
+            continue
+        if isinstance(node, View):
             stays.add(node.name)
+        elif node.name in turned and len(node.inputs) == len(node.outputs) == 1:
+            # What stays is the product's output; it is counted as what attention keeps, which has the same bytes.
+            (before,), (after,) = node.inputs, node.outputs
+            stays.add(node.name)
+            counted.add(before)
+            if before in shares:
+                shares[after] = shares.pop(before)
     dropped = set[str]()
     for name in saved:
         maker = made_by.get(name)
@@ -141,17 +152,16 @@ def _per_op(layer: Layer, plan: KernelPlan, modules: Container[str]) -> Cut:
         # What repeats keys and values is no op that is saved.
         if maker.name not in stays or beside or name.endswith(("/repeated_keys", "/repeated_values")):
             dropped.add(name)
-    turned = {node.name for node in layer.nodes if isinstance(node, Elementwise) and node.op.endswith("rope")}
     again = _between(layer, plan, dropped, stays) | turned
     if not compiled:
         last = max((at for at, node in enumerate(layer.nodes) if node.name in again), default=-1)
         again |= {node.name for node in layer.nodes[: last + 1] if node.name not in stays}
     starts = {name for node in layer.nodes if node.name in again for name in node.inputs}
     starts |= {name for node in layer.nodes if isinstance(node, View) and starts & {*node.outputs} for name in node.inputs}
-    entries = [name for name in layer.inputs if name in starts and name not in saved]
+    entries, known = [name for name in layer.inputs if name in starts and name not in saved], saved.keys() | counted
     for node in layer.nodes:
         if node.name in stays and not isinstance(node, View | Permute):
-            entries += [name for name in node.outputs if name not in saved and (name in starts or not compiled)]
+            entries += [name for name in node.outputs if name not in known and (name in starts or not compiled)]
         elif isinstance(node, Permute) and node.back and node.name in stays:
             entries.append(node.inputs[0])
     order = tuple(node.name for node in layer.nodes if node.name in again)

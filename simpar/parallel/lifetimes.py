@@ -79,10 +79,6 @@ class _Order:
                 found[name] = (int(amount * 2 / 5), int(amount * 2 / 5), int(amount / 5))
         for name in self.local.cut.entries:
             found.setdefault(name, (int(self.local.entry_bytes(name)),))
-        for name, share in self.local.cut.kept_parts:
-            # What stays and what does not are outputs of matmuls of their own.
-            if len(found.get(name, ())) == 1 and 0.0 < share < 1.0:
-                found[name] = (int(found[name][0] * share), int(found[name][0] * (1.0 - share)))
         for kernel in self.local.kernels:
             node = kernel.node
             if isinstance(node, Loss) and node.kind == "vocabulary":
@@ -94,15 +90,12 @@ class _Order:
     def _kept(self) -> dict[str, int]:
         """What stays after the forward, by tensor."""
         saved, _ = self.local.saved()
-        shares = {name for name, _ in self.local.cut.kept_parts}
         sizes: dict[str, int] = {}
         for name, amount in saved:
             if name == self.logits:
                 sizes |= self._kept_logits()
                 continue
             parts = self.tensors.get(name, (int(amount),))
-            if name in shares:
-                parts = parts[:1]
             total = sum(parts) or 1
             for index, part in enumerate(parts):
                 sizes[f"{name}#{index}"] = round(part * amount / total)
