@@ -71,7 +71,7 @@ class LayoutPricer:
         self._hidden: dict[int, float] = {}
         self._keys: dict[Key, KeyPrice] = {}
         self._slowed: dict[int, float] = {}
-        self._gaps: dict[tuple[tuple[int, ...], str, bool], list[float]] = {}
+        self._gaps: dict[tuple[int, str, bool], list[float]] = {}
         self.host = HostTimes(layout, self.block)
 
     def like(self, other: LayoutPricer) -> LayoutPricer:
@@ -240,10 +240,16 @@ class LayoutPricer:
         return gap + self.layout.calibration.pass_s if place == count - 1 else gap
 
     def _pass_gaps(self, stage: int, phase: str, *, cut: bool = False) -> list[float]:
-        key = (tuple(map(id, self.layout.stage_blocks[stage])), phase, cut)
+        key = (self._first_alike[stage], phase, cut)
         if key not in self._gaps:
             self._gaps[key] = self._late(*self._device_and_host(stage, phase), cut=cut)
         return self._gaps[key]
+
+    @cached_property
+    def _first_alike(self) -> tuple[int, ...]:
+        """Of each stage, the first that has the same blocks."""
+        first: dict[tuple[int, ...], int] = {}
+        return tuple(first.setdefault(tuple(map(id, blocks)), stage) for stage, blocks in enumerate(self.layout.stage_blocks))
 
     def _late(self, device: Sequence[float], host: Sequence[float], *, cut: bool = False) -> list[float]:
         return launch_gaps(device, host, blocking=self.layout.training.launch_blocking, cut=cut)
