@@ -6,7 +6,13 @@ fixed examples miss, overnight or after a change of an engine, a cost or a sched
 
 from __future__ import annotations
 
+import os
+
 from hypothesis import settings
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Workers share the cores: torch that computes on all of them in each waits for its own threads most of the time.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.register_profile("free", derandomize=False, deadline=None, print_blob=True)
