@@ -140,8 +140,8 @@ def predict_nothing(scenario: Any) -> Prediction:
     """Stands for the simulator, which is not what is tested here."""
     ranks = (1e9,) * scenario.plan.pp
     return Prediction(
-        step_time_s=1.0, step_low_s=0.9, step_high_s=1.1, pipeline_s=1.0, bubble_fraction=0.1, busiest_bubble_fraction=0.1,
-        longest_span_s=1.0, allocated_bytes=1e9, reserved_bytes=1e9, device_bytes=1e9, state_bytes=1e9,
+        step_time_s=1.0, step_low_s=0.9, step_high_s=1.1, bubble_fraction=0.1, busiest_bubble_fraction=0.1,
+        allocated_bytes=1e9, reserved_bytes=1e9, device_bytes=1e9, state_bytes=1e9,
         allocated_per_rank=ranks,
         reserved_per_rank=ranks, fits=True, waterfall={},
     )  # fmt: skip

@@ -16,13 +16,12 @@ from test_runs_rows import row
 
 from simpar.errors import InputError
 from simpar.evidence.commands import runs as run
-from simpar.evidence.predicted import Prediction, predict, predict_whole
+from simpar.evidence.predicted import Prediction
 from simpar.evidence.report_runs import print_report
 from simpar.evidence.run_rows import read_runs, run_of
 from simpar.evidence.runs import Report, matches, validate_runs
 from simpar.evidence.runs_html import worst_rows, write_html
 from simpar.output import offline
-from simpar.result.folded import shorter_counts
 from simpar.specs.scenario import Scenario
 
 GIB = 2.0**30
@@ -34,7 +33,7 @@ def ten_percent_slow(scenario: Scenario) -> Prediction:
         raise InputError("cannot run nine layers")
     return Prediction(
         5.5, 5.0, 6.0, 11 * GIB, 12 * GIB, (11 * GIB, 10 * GIB), (12 * GIB, 11 * GIB), 14 * GIB, 3 * GIB, 0.2, 0.1,
-        5.0, 5.0, scenario.plan.tp < 8, {"ideal": 3.0, "rest": 2.5}, fit_probability=1.0 if scenario.plan.tp < 8 else 0.1,
+        scenario.plan.tp < 8, {"ideal": 3.0, "rest": 2.5}, fit_probability=1.0 if scenario.plan.tp < 8 else 0.1,
     )  # fmt: skip
 
 
@@ -300,54 +299,6 @@ def test_nearly_all_measured_runs_can_be_expressed() -> None:
     runs = [run for run in read_runs(shared_runs()) if not run.excluded]
     assert sum(not run.skipped for run in runs) / len(runs) > 0.97
     assert all(run.skipped or run.scenario for run in runs)
-
-
-WHOLE = [
-    {},
-    {"vpp": 1},
-    {"pp": 1, "vpp": 1, "dp": 32, "global_batch": 512},
-    {"vpp": 1, "pp_schedule": "ZB-1p"},
-    {"vpp": 1, "pp_schedule": "V-Half"},
-    {"tp": 1, "sp": False, "pp": 2, "vpp": 1, "dp": 32, "zero_stage": 3, "fsdp": "fsdp2", "framework": "torchtitan"},
-    {"recompute": "full", "pp": 8, "vpp": 2, "dp": 4, "micro_batch": 1},
-]
-
-
-@pytest.mark.parametrize("changes", WHOLE, ids=str)
-@pytest.mark.parametrize("rounds", [13, 13.5])
-def test_a_long_step_extended_from_two_short_ones_is_the_whole_step(changes: dict[str, Any], rounds: float) -> None:
-    table = row(**{**changes, "layers": 16})
-    interleaved = table["vpp"] > 1
-    count = int((13 if interleaved else rounds) * table["pp"]) + (0 if table["pp"] > 1 else 20)
-    table["global_batch"] = count * table["dp"] * table["micro_batch"]
-    scenario = run_of(table).scenario
-    assert scenario is not None
-    assert shorter_counts(scenario) is not None
-    short, whole = predict(scenario), predict_whole(scenario)
-    assert short.step_time_s == pytest.approx(whole.step_time_s, rel=1e-4)
-    assert short.bubble_fraction == pytest.approx(whole.bubble_fraction, abs=1e-4)
-    assert short.allocated_bytes == pytest.approx(whole.allocated_bytes, rel=1e-6)
-    assert short.step_low_s == pytest.approx(whole.step_low_s, rel=5e-3)
-    assert sum(short.waterfall.values()) == pytest.approx(sum(whole.waterfall.values()), rel=1e-3)
-
-
-def test_memory_of_an_automatic_schedule_does_not_grow_with_its_length() -> None:
-    # Its order differs between lengths; a straight line through two of their peaks means nothing.
-    table = row(
-        framework="Megatron-LM + zero-bubble", model_name="GPT-6.2B", n_gpus=16, gpu="A100", gpu_mem_gb=80, hidden=4096, ffn=16384,
-        heads=32, kv_heads=32, layers=30, mlp_type="gelu", vocab=None, seq_len=1024, tp=1, pp=16, vpp=1, dp=1, sp=False,
-        zero_stage=0, pp_schedule="ZB-2p (automatic zero-bubble, 2x memory)", pp_layout="first/last stage one layer fewer",
-        micro_batch=3, global_batch=768, recompute="none", precision="fp16/bf16 mixed (not stated)",
-    )  # fmt: skip
-    scenario = run_of(table).scenario
-    assert scenario is not None
-    assert predict(scenario).allocated_bytes == pytest.approx(predict_whole(scenario).allocated_bytes, rel=0.02)
-
-
-def test_a_short_step_is_simulated_whole() -> None:
-    scenario = run_of(row()).scenario
-    assert scenario is not None
-    assert shorter_counts(scenario) is None
 
 
 def test_a_bubble_of_one_stage_is_that_of_equal_stages(tmp_path: Path) -> None:

@@ -88,6 +88,7 @@ def same_step(given: Scenario, monkeypatch: pytest.MonkeyPatch) -> bool:
     assert found.keys() == said.keys()
     for cause, waited in whole.accounting.waits.items():
         assert folded.accounting.waits[cause] == pytest.approx(waited, rel=0.0, abs=1e-12 * step_s), cause
+    assert folded.accounting.busiest_bubble == pytest.approx(whole.accounting.busiest_bubble, abs=1e-9)
     for one, other in zip(folded.memory, whole.memory, strict=True):
         assert one.allocated_bytes == pytest.approx(other.allocated_bytes, rel=1e-12)
     return True

@@ -51,6 +51,14 @@ class Accounting:
         """Waiting for another stage."""
         return self.waits["bubble"]
 
+    @property
+    def busiest_bubble(self) -> float:
+        """Idle share of the longest span of a rank, from its own first pass to its own last, beside the busiest rank's passes: a
+        schedule whose ranks start and end in steps (ZB-H2) has spans shorter than the phase."""
+        first, last = self.ledger.own
+        span = float((last - first)[np.isfinite(first)].max(initial=0.0))
+        return 1.0 - float(self.ledger.passes.max()) / span if span else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
@@ -58,7 +66,9 @@ class Ledger:
 
     Attributes:
         busy, waits, phase_bubble: as in `Accounting`, waits with what the neighbouring steps fill.
-        phase, every: (first start, last finish) of each role's passes, and of all its ops; infinite for a role without any.
+        passes: seconds of each role's own passes [roles].
+        own, every: (first start, last finish) of each role's passes, and of all its ops; infinite for a role without any.
+        phase: `own`, or those of all roles where they wait for each other.
         makespan: finish of the last op.
         together: every rank waits for all others before the next step.
     """
@@ -66,6 +76,8 @@ class Ledger:
     busy: FloatArray
     waits: dict[str, FloatArray]
     phase_bubble: FloatArray
+    passes: FloatArray
+    own: tuple[FloatArray, FloatArray]
     phase: tuple[FloatArray, FloatArray]
     every: tuple[FloatArray, FloatArray]
     makespan: float
@@ -100,7 +112,8 @@ class Ledger:
         names = dict.fromkeys([*self.waits, *other.waits])
         waits = {n: further(self.waits.get(n, none), other.waits.get(n, none)) for n in names}
         return Ledger(
-            further(self.busy, other.busy), waits, further(self.phase_bubble, other.phase_bubble), both(self.phase, other.phase),
+            further(self.busy, other.busy), waits, further(self.phase_bubble, other.phase_bubble),
+            further(self.passes, other.passes), both(self.own, other.own), both(self.phase, other.phase),
             both(self.every, other.every), self.makespan + (other.makespan - self.makespan) * times, self.together,
         )  # fmt: skip
 
@@ -247,12 +260,13 @@ def account(program: Program, timeline: Timeline, *, waits: bool = True) -> Acco
         waits: every rank waits for all others before the next step. False: each starts it as soon as it has ended its own part
             of this one, so that steps of ranks that start and end at different times fit into each other.
     """
-    first, last = _spans(program, timeline, np.isin(program.kind, [int(k) for k in _PIPELINE]))
+    is_pass = np.isin(program.kind, [int(k) for k in _PIPELINE])
+    own = first, last = _spans(program, timeline, is_pass)
     spans = np.isfinite(first)
     if waits and spans.any():
         first, last = np.full(len(first), first[spans].min()), np.full(len(last), last[spans].max())
     sinks = _Sinks(program, timeline, (first, last))
-    busy = np.zeros(sinks.roles)
+    busy, passes = np.zeros(sinks.roles), np.zeros(sinks.roles)
     start, finish = timeline.start, timeline.finish
     is_compute = np.isin(program.kind, [int(k) for k in COMPUTE_KINDS])
     for index, stream in enumerate(program.streams):
@@ -260,13 +274,15 @@ def account(program: Program, timeline: Timeline, *, waits: bool = True) -> Acco
             continue
         ops = program.stream_ops[program.stream_ptr[index] : program.stream_ptr[index + 1]]
         lengths = finish[ops] - start[ops]
-        own = is_compute[ops]
-        busy[stream.role] += float(lengths[own].sum())
-        sinks.add("pp", stream.role, float(lengths[~own].sum()))
+        computed = is_compute[ops]
+        busy[stream.role] += float(lengths[computed].sum())
+        passes[stream.role] += float(lengths[is_pass[ops]].sum())
+        sinks.add("pp", stream.role, float(lengths[~computed].sum()))
         _waits_before(sinks, program, timeline, index)
     found = {name: np.array(seconds) for name, seconds in sinks.waits.items()}
     every = _spans(program, timeline, np.ones(program.num_ops, dtype=bool))
-    return Ledger(busy, found, np.array(sinks.phase_bubble), (first, last), every, timeline.makespan, waits).settled()
+    phase_bubble = np.array(sinks.phase_bubble)
+    return Ledger(busy, found, phase_bubble, passes, own, (first, last), every, timeline.makespan, waits).settled()
 
 
 def _spans(program: Program, timeline: Timeline, mask: BoolArray) -> tuple[FloatArray, FloatArray]:

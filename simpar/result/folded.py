@@ -37,7 +37,7 @@ _SAME: Final = 1e-11
 """Times that differ by no more of the step are the same."""
 
 
-def shorter_counts(scenario: Scenario, rounds: int = WARM_ROUNDS) -> tuple[int, int, int] | None:
+def _shorter_counts(scenario: Scenario, rounds: int) -> tuple[int, int, int] | None:
     """(few, more, all) micro-batches per rank, few and more enough for the steady state; None where all is not many.
 
     Args:
@@ -93,8 +93,8 @@ def closer(scenario: Scenario, counts: tuple[int, int, int]) -> tuple[int, int, 
 def all_counts(scenario: Scenario) -> Iterator[tuple[int, int, int]]:
     """Counts to try, the cheapest first."""
     if can_fold(scenario):
-        found = [*filter(None, (shorter_counts(scenario, count) for count in _rounds(scenario)))]
-        yield from found or filter(None, [shorter_counts(scenario, FEW_ROUNDS)])
+        found = [*filter(None, (_shorter_counts(scenario, count) for count in _rounds(scenario)))]
+        yield from found or filter(None, [_shorter_counts(scenario, FEW_ROUNDS)])
 
 
 def with_microbatches(scenario: Scenario, count: int) -> Scenario:
@@ -209,5 +209,5 @@ def _memory(first: RankMemory, second: RankMemory, along: Callable[[float, float
 
 __all__ = [
     "MORE_ROUNDS", "WARM_ROUNDS", "WORTHWHILE", "all_counts", "can_fold", "closer", "extended", "is_drawn", "may_repeat", "repeats",
-    "shorter_counts", "wants_times", "with_microbatches",
+    "wants_times", "with_microbatches",
 ]  # fmt: skip
