@@ -100,9 +100,8 @@ def vision_stack(k: Keys, t: Tower) -> StackSpec:
     """The layers of a vision encoder."""
     if k.config.get("use_moe") is False:  # InternViT writes the sizes of experts that it does not build
         k.used.update(n for n in k.config if re.search("moe|expert|noisy_gate|use_rts|use_(weighted_)?residual", n))
-    h = k.number(
-        *(("embed_dim",) if t.embed_dim else ()), "vt_hidden_size", "hidden_size", "embed_dim", "width", "d_model", default=1024
-    )
+    widths = ("embed_dim",) if t.embed_dim else ("vt_hidden_size", "hidden_size", "embed_dim", "width", "d_model")
+    h = k.number(*widths, default=1024)
     depth = k.number("vt_num_hidden_layers", "depth", "num_hidden_layers", "layers", "encoder_layers", default=1)
     heads = k.number("vt_num_attention_heads", "num_heads", "num_attention_heads", "attention_heads", "heads", default=1)
     width = k.get("vt_intermediate_size", "intermediate_size", "encoder_ffn_dim", "mlp_dim")
@@ -263,7 +262,9 @@ TOWERS: dict[str, Tower] = {
          "qwen3_5_moe_vision", "qwen4_exp_vision", "cohere_compass_vision"),
         QWEN3,
     ),
-    "qwen2_vl": Tower(embed_dim=True, temporal=True, positions="none", patch_bias=False, final_norm=False, projector=qwen2_vl),
+    "qwen2_vl_vision": Tower(
+        embed_dim=True, temporal=True, positions="none", patch_bias=False, final_norm=False, projector=qwen2_vl
+    ),
     "qwen2_5_vl": Tower(
         norm="rmsnorm", temporal=True, positions="none", patch_bias=False, gated=True, final_norm=False, projector=qwen25_vl
     ),
