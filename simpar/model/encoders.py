@@ -154,7 +154,11 @@ class Switch(T5):
         self.k.get("num_sparse_encoder_layers", "num_sparse_decoder_layers", "expert_capacity")
         if (step and i % step == 1) or step == 1:
             return ExpertsSpec(
-                num_experts=self.k.number("num_experts"), num_experts_per_tok=1, width=self.widths[side], gated=False
+                num_experts=self.k.number("num_experts"),
+                num_experts_per_tok=1,
+                width=self.widths[side],
+                gated=False,
+                router_bias=bool(self.k.get("router_bias", default=False)),
             )
         return super().feed_forward(side, i)
 

@@ -106,7 +106,7 @@ TABLE: Final[dict[str, Family]] = {
     "pangu_ultra_moe": Family(layout="sandwich", mlp_bias=False, router_bias="router_enable_expert_bias"),
     "ouro": Family(layout="sandwich"),
     "gemma": Family(mlp_bias=False),
-    "helium": Family(o_bias=False),
+    "helium": Family(o_bias=False, square=True),
     "mimo_v2_flash": Family(o_bias=False, mlp_bias=False),
     # Qwen 2
     "qwen2": Family(qkv_bias=True, o_bias=False, mlp_bias=False),
@@ -220,7 +220,9 @@ TABLE: Final[dict[str, Family]] = {
     "gte": replace(BERT, gated=True),
     "nomic_bert": replace(BERT, gated=True, qkv_bias=False, o_bias=False, mlp_bias=False),
     "esm": replace(BERT, layout="pre", final_norm=True),
-    "esmc": Family(norm="layernorm_no_bias", qk_norm="full", qk_norm_kind="layernorm_no_bias", head_bias=True, tied=None),
+    "esmc": Family(
+        norm="layernorm_no_bias", qk_norm="full", qk_norm_kind="layernorm_no_bias", head_bias=True, square=True, tied=None
+    ),
     "eurobert": Family(head_bias="mlp_bias"),
     "ultrabert": Family(tied=True),
     "modernbert": Family(norm="layernorm_no_bias", mlp_bias="mlp_bias", embedding_norm=True, head_bias="decoder_bias", tied=True),

@@ -213,9 +213,11 @@ class Zamba2(Decoder):
     def shared_block(self, use: int) -> list[SublayerSpec]:
         """Block `use` of the alternating shared ones, with the adapters and the projection of this place."""
         block = f"block_{use % self.k.number('num_mem_blocks', default=1)}"
-        wide, width = self.k.number("attention_hidden_size", default=2 * self.hidden), self.feed_forward_width()
-        heads = self.heads
+        wide, width, heads = 2 * self.hidden, self.feed_forward_width(), self.heads
         self.k.get("num_query_groups", "kv_channels", "ffn_hidden_size", "lora_rank")
+        if not self.tied() and not use:  # transformers ties the blocks and the head together, or nothing
+            self.k.unknown.append(("tie_word_embeddings", False, "gives every place a block of its own in its class"))
+        self.k.meet("attention_hidden_size", self.k.get("attention_hidden_size", default=wide), wide, "2 x hidden_size")
         head_dim = self.k.number("attention_head_dim", default=wide // heads)
         attention = AttentionSpec(
             num_heads=heads, num_key_value_heads=self.kv_heads, head_dim=head_dim, kv_hidden_size=wide,

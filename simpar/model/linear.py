@@ -237,6 +237,7 @@ class Xlstm(Decoder):
         blocks, width = keys.get("num_blocks"), keys.get("embedding_dim")
         keys.config = {"hidden_size": width, **keys.config, **({"num_hidden_layers": blocks} if blocks else {})}
         super().__init__(keys, family)
+        keys.meet("embedding_dim", self.hidden if width is None else width, self.hidden, "hidden_size")
 
     def layer_types(self) -> list[str]:
         return ["mlstm"] * self.num_layers

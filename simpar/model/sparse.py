@@ -173,6 +173,12 @@ class HyV4(Decoder):
 class Longcat(Decoder):
     """Two attentions and two dense feed-forwards per layer; the experts start after the first attention and end with the layer."""
 
+    def latent_fields(self, i: int) -> dict[str, Any]:
+        fields = super().latent_fields(i)
+        parts = fields["qk_nope_head_dim"] + fields["qk_rope_head_dim"]
+        self.k.meet("qk_head_dim", self.k.config.get("qk_head_dim", parts), parts, "qk_nope_head_dim + qk_rope_head_dim")
+        return fields
+
     def layer(self, i: int) -> LayerSpec:
         width = self.k.number("ffn_hidden_size", "intermediate_size")
         attention = SublayerSpec(branches=(self.attention(i),))

@@ -165,7 +165,8 @@ class Wav2Vec2Bert(Wav2Vec2Conformer):
         k.get("tdnn_dim", "tdnn_kernel", "tdnn_dilation", "xvector_output_dim", "codevector_dim", "num_codevector_groups")
         k.get("num_codevectors_per_group", "num_negatives", "proj_codevector_dim")
         bins = k.number("feature_projection_input_dim", default=160)
-        masked = (vector("masked_frame", h),) if k.get("apply_spec_augment", default=True) else ()
+        masks = k.get("mask_time_prob", default=0.05) or k.get("mask_feature_prob", default=0.0)
+        masked = (vector("masked_frame", h),) if masks else ()
         return (norm_extra("projection_norm", "layernorm", bins), linear("projection", bins, h), *masked)
 
     def shortened(self, h: int, n: int, taps: int) -> Weights:
