@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.23")
 
-from test_models_transformers import ONE, counted, made, mappings, written  # noqa: E402
+from test_models_transformers import ONE, counted, from_file, made, mappings, written  # noqa: E402
 
 from simpar.errors import InputError  # noqa: E402
 from simpar.model.huggingface import read  # noqa: E402
@@ -37,7 +37,16 @@ WERE_WRONG: list[tuple[str, str, Any]] = [
     ("zamba2", "mamba_expand", 4), ("zamba2", "n_mamba_heads", 16), ("zamba2", "use_conv_bias", False),
     ("gte", "tie_word_embeddings", False), ("switch_transformers", "router_bias", True),
     ("wav2vec2-bert", "apply_spec_augment", False), ("wav2vec2-bert", "mask_time_prob", 0.0),
+    ("hy_v3", "num_shared_experts", 0), ("mixtral", "num_local_experts", 1), ("dots1", "n_routed_experts", 1),
+    ("jamba", "num_experts", 1), ("qwen3_moe", "num_experts", 0),
 ]  # fmt: skip
+LEFT_OUT: list[tuple[str, str]] = [
+    ("axk1", "mlp_layer_types"), ("beam", "mlp_layer_types"), ("laguna", "mlp_layer_types"), ("hy_v4", "indexer_types"),
+    ("lfm3", "layer_types"), ("minimax", "layer_types"), ("bailing_hybrid", "layer_types"), ("bailing_hybrid", "linear_head_dim"),
+    ("zamba", "layers_block_type"), ("bart", "decoder_layers"), ("t5", "num_decoder_layers"),
+    ("switch_transformers", "encoder_sparse_step"),
+]  # fmt: skip
+"""Keys without which a class builds what a default or other keys say."""
 CONTRADICTORY: list[tuple[str, str, Any]] = [
     ("esmc", "head_dim", 32), ("gemma3n_text", "num_kv_shared_layers", 30), ("helium", "head_dim", 64),
     ("longcat_flash", "qk_head_dim", 96), ("mpt", "expansion_ratio", 2), ("xlstm", "embedding_dim", 2048),
@@ -61,11 +70,33 @@ def test_a_changed_key_changes_the_parameters_as_it_does_in_transformers(model_t
     assert totals(read(table, file=model_type), 128).parameters == parameters
 
 
+@pytest.mark.parametrize(("model_type", "name"), LEFT_OUT)
+def test_a_key_that_is_left_out_has_the_value_that_its_class_gives_it(model_type: str, name: str) -> None:
+    table = written(made(model_type), difference=False)
+    del table[name]
+    parameters = counted(model_type, from_file(copy.deepcopy(table)))
+    assert totals(read(table, file=model_type), 128).parameters == parameters
+
+
 @pytest.mark.parametrize(("model_type", "name", "value"), CONTRADICTORY)
 def test_a_size_that_meets_no_other_is_refused_by_its_name(model_type: str, name: str, value: Any) -> None:
     table = {**written(made(model_type), difference=False), name: value}
     with pytest.raises(InputError, match=name):
         read(table, file=model_type)
+
+
+def test_heads_of_an_encoder_that_do_not_fill_its_width_are_refused() -> None:
+    text = {"model_type": "mistral", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100, "num_attention_heads": 4}
+    table = {"model_type": "mistral3", "text_config": text, "vision_config": {"model_type": "pixtral", "head_dim": 32}}
+    with pytest.raises(InputError, match=r"vision_config\.head_dim = 32: is not hidden_size / num_attention_heads \(16\) = 64"):
+        read(table)
+
+
+def test_a_missing_size_is_named_rather_than_what_follows_from_it() -> None:
+    table = written(made("bart"), difference=False)
+    del table["d_model"]
+    with pytest.raises(InputError, match="d_model"):
+        read(table, file="bart")
 
 
 def variants(value: Any) -> Iterator[Any]:

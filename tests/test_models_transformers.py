@@ -247,6 +247,9 @@ SWITCHED: list[tuple[str, dict[str, Any]]] = [
     ("molmo2", {"tie_word_embeddings": True, "adapter_config": {"attention_bias": False, "hidden_size": 576}}),
     ("glmasr", {"audio_config": {"model_type": "glmasr_encoder", "num_key_value_heads": 10}}),
     ("kimi_k25", {"vision_config": {"hidden_size": 576}, "projection_hidden_size": 576}),
+    ("muse_glimmer", {"vision_config": {"pos_emb_height": 16}}), ("ovis2", {"vision_config": {"qkv_bias": True}}),
+    ("phi4_multimodal", {"audio_config": {"depthwise_multiplier": 2}}),
+    ("dots3_note", {"vision_config": {"num_hidden_layers": 3, "pyramid_num_routed": [-1, 4, 8]}}),
 ]  # fmt: skip
 """Switches that change what a class builds, at values that are not its defaults."""
 

@@ -44,6 +44,8 @@ class Family:
     sinks: bool = False
     packed: bool = False
     """One matrix of queries, keys and values."""
+    dense_up_to: int | None = None
+    """Experts that its class takes for none; where a class has several by default it builds whatever number the file says."""
     first_dense: int = 0
     """Layers before the first with experts, where no key says it."""
     router_bias: bool | str = False
@@ -162,8 +164,11 @@ class Decoder:
     # Which layers have experts
 
     def has_experts(self) -> bool:
-        """Whether any layer has; one expert is a dense feed-forward."""
-        return self.k.get(*EXPERTS, default=0) not in (0, 1)
+        """Whether any layer has. Where the class's default is not several, one expert is a dense feed-forward."""
+        number, most = self.k.get(*EXPERTS, default=0), self.f.dense_up_to
+        if most is None:
+            most = -1 if any((self.k.defaults.get(name) or 0) > 1 for name in EXPERTS) else 1
+        return isinstance(number, list) or number > most
 
     def is_expert_layer(self, i: int) -> bool:
         """Whether layer `i` (from 0) routes its tokens to experts."""

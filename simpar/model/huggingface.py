@@ -62,7 +62,12 @@ def read(config: dict[str, Any], *, file: str = "config.json", approximate: bool
     keys = Keys(config, file)
     if not keys.model_type and not config.get("_class_name"):
         raise InputError([Violation("model_type", None, "is required", "the key by which transformers knows the class", file)])
-    model = _whole(keys)
+    try:
+        model = _whole(keys)
+    except InputError:
+        if keys.all_violations():  # what follows from a size that is missing says less than that it is
+            raise InputError(keys.all_violations()) from None
+        raise
     violations = keys.all_violations()
     for name, value, rule in keys.doubts():
         shown = value if isinstance(value, (int, float, str, bool)) else "..."

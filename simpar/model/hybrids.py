@@ -180,7 +180,7 @@ class Zamba2(Decoder):
     def layer_types(self) -> list[str]:
         given = self.k.listed("layers_block_type", "layer_types")
         hybrid = self.k.get("hybrid_layer_ids", default=[])
-        return list(given) if given else ["hybrid" if i in hybrid else "mamba" for i in range(self.num_layers)]
+        return list(given)[: self.num_layers] if given else ["hybrid" if i in hybrid else "mamba" for i in range(self.num_layers)]
 
     def layer(self, i: int) -> LayerSpec:
         steps = [SublayerSpec(branches=(self.state_space(),))]
@@ -240,7 +240,7 @@ class Zamba(Zamba2):
 
     def layer_type(self, i: int) -> str:
         period, offset = self.k.number("attn_layer_period", default=6), self.k.get("attn_layer_offset", default=4)
-        return "hybrid" if i > 1 and i % period == offset else "mamba"
+        return "hybrid" if i == 2 or (i > 2 and (i - 3) % period == offset) else "mamba"
 
     def layer_types(self) -> list[str]:
         self.k.get("attn_layer_period", "attn_layer_offset", "n_mamba_heads", "use_associative_scan", "attention_hidden_size")
@@ -263,7 +263,9 @@ class Lfm(Decoder):
         return super().layer_types()
 
     def layer_type(self, i: int) -> str:
-        return "full_attention"
+        if self.k.model_type != "lfm3":
+            return "full_attention"
+        return "full_attention" if i % 4 == 2 else "sliding_attention" if i % 4 == 0 and i else "conv"
 
     def outside(self) -> dict[str, Any]:
         self.k.get(
