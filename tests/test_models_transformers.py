@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import warnings
@@ -246,6 +247,9 @@ SWITCHED: list[tuple[str, dict[str, Any]]] = [
     ("molmo2", {"tie_word_embeddings": True, "adapter_config": {"attention_bias": False, "hidden_size": 576}}),
     ("glmasr", {"audio_config": {"model_type": "glmasr_encoder", "num_key_value_heads": 10}}),
     ("kimi_k25", {"vision_config": {"hidden_size": 576}, "projection_hidden_size": 576}),
+    ("muse_glimmer", {"vision_config": {"pos_emb_height": 16}}), ("ovis2", {"vision_config": {"qkv_bias": True}}),
+    ("phi4_multimodal", {"audio_config": {"depthwise_multiplier": 2}}),
+    ("dots3_note", {"vision_config": {"num_hidden_layers": 3, "pyramid_num_routed": [-1, 4, 8]}}),
 ]  # fmt: skip
 """Switches that change what a class builds, at values that are not its defaults."""
 
@@ -255,6 +259,49 @@ def test_switches_of_a_file_are_read(model_type: str, changes: dict[str, Any]) -
     config = transformers.CONFIG_MAPPING[model_type](**{**PARTS.get(model_type, {}), **changes})
     table = written(config, difference=False)
     assert totals(read(table, file=model_type), 128).parameters == counted(model_type, config)
+
+
+SEEN = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "vocab_size": 1000}  # fmt: skip
+"""A small decoder."""
+PARTLY: list[dict[str, Any]] = [
+    {"model_type": "qwen2_vl", **SEEN, "vision_config": {"model_type": "qwen2_vl", "hidden_size": 64, "in_chans": 3}},
+    {"model_type": "qwen2_5_vl", **SEEN, "vision_config": {"depth": 3, "out_hidden_size": 64}},
+    {"model_type": "llava", "text_config": {**SEEN}, "vision_config": {"num_hidden_layers": 3}},
+    {"model_type": "aria", "text_config": {**SEEN, "moe_num_experts": 4}, "vision_config": {"num_hidden_layers": 3}},
+    {"model_type": "voxtral", "text_config": {"num_hidden_layers": 2}, "audio_config": {"num_hidden_layers": 2}},
+    {"model_type": "glmasr", "text_config": {"num_hidden_layers": 2}, "audio_config": {"num_hidden_layers": 2}},
+]  # fmt: skip
+"""Files as published: a nested object says what differs from the class that the whole file's class takes it for."""
+
+
+def from_file(table: dict[str, Any]) -> Any:
+    """transformers' configuration of a file."""
+    return transformers.CONFIG_MAPPING[table["model_type"]].from_dict({k: v for k, v in table.items() if k != "model_type"})
+
+
+@pytest.mark.parametrize("table", PARTLY, ids=lambda table: str(table["model_type"]))
+def test_what_a_nested_object_leaves_out_is_its_class_default(table: dict[str, Any]) -> None:
+    parameters = counted(table["model_type"], from_file(copy.deepcopy(table)))
+    assert totals(read(table, file=table["model_type"]), 128).parameters == parameters
+
+
+@pytest.mark.parametrize("whole", [None, True, False])
+@pytest.mark.parametrize("inside", [None, True, False])
+@pytest.mark.parametrize("model_type", ["llava", "llava_next", "llama4", "got_ocr2"])
+def test_whose_word_ties_the_embeddings_is_the_class_of_the_whole_file(
+    model_type: str, inside: bool | None, whole: bool | None
+) -> None:
+    table: dict[str, Any] = {"model_type": model_type, "text_config": {**SEEN}, "vision_config": {"num_hidden_layers": 2}}
+    for part, word in ((table, whole), (table["text_config"], inside)):
+        part.update({} if word is None else {"tie_word_embeddings": word})
+    parameters = counted(model_type, from_file(copy.deepcopy(table)))
+    found = read(table, file=model_type, approximate=True)
+    if model_type == "got_ocr2" and whole is None and inside is False:  # transformers keeps a head that the weights have
+        assert not found.tie_word_embeddings
+        assert any("tie_word_embeddings" in note for note in found.notes)
+    else:
+        assert totals(found, 128).parameters == parameters
 
 
 def test_every_class_that_people_train_is_read_or_refused_by_name() -> None:

@@ -21,6 +21,8 @@ class AudioTower:
     positions: bool = True
     """A table of positions among the parameters."""
     k_bias: bool = False
+    square: bool = False
+    """The heads' widths add up to the width, of keys too."""
     norm: NormKind = "layernorm"
     gated: bool = False
     streams: bool = False
@@ -37,9 +39,12 @@ def audio_stack(file: Keys, k: Keys, tower: AudioTower, text: int) -> StackSpec:
     k.get("n_window", "n_window_infer", "conv_chunksize", "max_source_positions", "vocab_size")
     file.get("head_dim")
     k.get("layerdrop", "num_hidden_layers", "max_position_embeddings")
+    kv, dim = k.get("num_key_value_heads", default=heads), k.get("head_dim", default=h // heads)
+    if tower.square:
+        k.meet("head_dim", dim, h / heads, f"hidden_size / num_attention_heads ({heads})")
+        k.meet("num_key_value_heads", kv, heads, "num_attention_heads")
     attention = AttentionSpec(
-        num_heads=heads, num_key_value_heads=k.get("num_key_value_heads", default=heads),
-        head_dim=k.get("head_dim", default=h // heads),
+        num_heads=heads, num_key_value_heads=kv, head_dim=dim,
         causal=tower.streams, window=k.get("sliding_window") if tower.streams else None, position="absolute",
         q_bias=True, k_bias=tower.k_bias, v_bias=True, o_bias=True,
     )  # fmt: skip
@@ -64,7 +69,9 @@ def _stem(k: Keys, tower: AudioTower, h: int) -> Weights:
         return (linear("convolution_1", 3 * bins, h), linear("convolution_2", 3 * h, h))
     c = k.number("downsample_hidden_size", default=480)
     down = (linear("convolution_1", 9, c), linear("convolution_2", 9 * c, c, copies=2))
-    return (*down, WeightSpec(name="convolution_out", inputs=c * -(-bins // 8), outputs=h))
+    wide = c * -(-bins // 8)
+    k.meet("conv_output_size", k.get("conv_output_size", default=wide), wide, "what three convolutions leave of num_mel_bins")
+    return (*down, WeightSpec(name="convolution_out", inputs=wide, outputs=h))
 
 
 def _one(file: Keys, k: Keys, h: int, text: int) -> Weights:
@@ -117,7 +124,7 @@ AUDIO_TOWERS: Final[dict[str, AudioTower]] = {
     "qwen2_audio_encoder": AudioTower(joined=2, projector=_one),
     "voxtral_encoder": AudioTower(projector=_frames),
     "voxtral_realtime_encoder": AudioTower(positions=False, norm="rmsnorm", gated=True, streams=True, projector=_frames_realtime),
-    "dots3_note_audio_encoder": AudioTower(stem="2d", positions=False, norm="rmsnorm", gated=True, projector=_adapter),
+    "dots3_note_audio_encoder": AudioTower(stem="2d", positions=False, norm="rmsnorm", gated=True, square=True, projector=_adapter),
     "moss_transcribe_diarize_audio": AudioTower(projector=_merged),
     "audioflamingo3_encoder": AudioTower(),
     "glmasr_encoder": AudioTower(positions=False, projector=_frames_wide),

@@ -329,7 +329,7 @@ KINDS: Final[dict[str, BertKind]] = {
     "deberta": BertKind(inside=_no_key_bias, outside=_relative_table, narrow=False),
     "deberta-v2": BertKind(inside=_deberta, outside=_relative_table, narrow=False),
     "nomic_bert": BertKind(positions="none", rotary=True),
-    "gte": BertKind(positions="none", rotary=True),
+    "gte": BertKind(positions="none", rotary=True, second_bias=False),
     "jina_embeddings_v3": BertKind(positions="none", rotary=True),
     "layoutlm": BertKind(pooler=True, outside=_boxes),
     "longformer": BertKind(inside=_longformer),

@@ -85,7 +85,9 @@ PER_TOKEN = (
 
 @lru_cache(maxsize=1)
 def class_defaults() -> dict[str, Any]:
-    """Structural defaults of transformers' configuration classes: {"defaults": {model_type: ...}, "names": {model_type: ...}}."""
+    """Of transformers' configuration classes, by model_type: structural "defaults", "names" of keys, and "parts": the type of a
+    nested object, whether it holds whatever the object itself says, and the defaults that the whole model's class gives it.
+    """
     text = resources.files("simpar.model").joinpath("class_defaults.json").read_text(encoding="utf-8")
     loaded: dict[str, Any] = json.loads(text)
     return loaded
@@ -189,18 +191,30 @@ class Keys:
         return None
 
     def child(self, *names: str, like: str = "") -> Keys | None:
-        """The object under the first of `names`, read on its own."""
+        """The object under the first of `names`, read on its own, as the class of the whole file takes it (`like` where that is not
+        known).
+        """
         self.used.update(names)
+        parts = class_defaults()["parts"].get(self.model_type, {})
         for name in names:
             value = self.config.get(name)
             if isinstance(value, dict):
-                inside = Keys(value, self.file, f"{self.path}{name}.", value.get("model_type") or like)
+                usual, always, *defaults = parts.get(name, (like, False))
+                own = "" if always else value.get("model_type")
+                inside = Keys(value, self.file, f"{self.path}{name}.", own or usual)
+                for given in defaults:
+                    inside.defaults = {**inside.defaults, **given}
                 self.children.append(inside)
                 return inside
         return None
 
     def violate(self, name: str, value: Any, rule: str, right: str = "") -> None:
         self.violations.append(Violation(f"{self.path}{name}", value, rule, right, self.file))
+
+    def meet(self, name: str, value: Any, size: Any, what: str) -> None:
+        """Set down that `name` is not the only size with which its class runs."""
+        if value != size:
+            self.violate(name, value, f"is not {what} = {size}", "its class runs with no other")
 
     def note(self, text: str) -> None:
         if text not in self.notes:

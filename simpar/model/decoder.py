@@ -44,6 +44,10 @@ class Family:
     sinks: bool = False
     packed: bool = False
     """One matrix of queries, keys and values."""
+    dense_up_to: int | None = None
+    """Experts that its class takes for none; where a class has several by default it builds whatever number the file says."""
+    first_dense: int = 0
+    """Layers before the first with experts, where no key says it."""
     router_bias: bool | str = False
     shared_gate: bool = False
     window_every_layer: bool = True
@@ -61,6 +65,8 @@ class Family:
     final_norm: bool = True
     mlp_scalars: int = 0
     """Learned scalars of the activation (Apertus)."""
+    square: bool = False
+    """The heads' widths add up to the hidden size, whatever `head_dim` says: its class multiplies or normalises by that size."""
     tied: bool | None = False
     """Whether the head is tied where neither file nor class says; None: the class ties nothing, whatever the file says."""
 
@@ -79,6 +85,8 @@ class Decoder:
         self.kv_heads = self._kv_heads()
         default = max(1, self.hidden // self.heads)
         self.head_dim = default if keys.config.get("head_dim") == 0 else keys.number("head_dim", "kv_channels", default=default)
+        if family.square:
+            keys.meet("head_dim", self.head_dim, self.hidden / self.heads, f"hidden_size / num_attention_heads ({self.heads})")
         changes = keys.get("per_layer_config", default={})
         self.changes: dict[int, dict[str, Any]] = {int(i): v for i, v in changes.items()}
         self.types = self.layer_types()
@@ -156,8 +164,11 @@ class Decoder:
     # Which layers have experts
 
     def has_experts(self) -> bool:
-        """Whether any layer has; one expert is a dense feed-forward."""
-        return self.k.get(*EXPERTS, default=0) not in (0, 1)
+        """Whether any layer has. Where the class's default is not several, one expert is a dense feed-forward."""
+        number, most = self.k.get(*EXPERTS, default=0), self.f.dense_up_to
+        if most is None:
+            most = -1 if any((self.k.defaults.get(name) or 0) > 1 for name in EXPERTS) else 1
+        return isinstance(number, list) or number > most
 
     def is_expert_layer(self, i: int) -> bool:
         """Whether layer `i` (from 0) routes its tokens to experts."""
@@ -173,7 +184,8 @@ class Decoder:
         freq = self.k.get(*names, "moe_layer_layout", "is_moe_layer", default=1)
         if isinstance(freq, list):
             return bool(freq[i])
-        first = self.k.get("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", "first_k_dense", default=0)
+        names = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", "first_k_dense")
+        first = self.k.get(*names, default=self.f.first_dense)
         last = self.k.get("moe_layer_end_index", default=-1)
         if i < first or (last not in (None, -1) and i > last) or i in (self.k.get("mlp_only_layers") or []):
             return False

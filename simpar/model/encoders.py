@@ -31,8 +31,8 @@ class EncoderDecoder:
         if keys.config.get("decoder_vocab_size") == self.vocab:
             keys.used.add("decoder_vocab_size")
         self.layers = (
-            keys.number("encoder_layers", "num_encoder_layers", "num_layers", "num_hidden_layers"),
-            keys.number("decoder_layers", "num_decoder_layers", "num_layers", "num_hidden_layers"),
+            self.side("encoder_layers", "num_encoder_layers", "num_layers", "num_hidden_layers"),
+            self.side("decoder_layers", "num_decoder_layers", "num_layers", "num_hidden_layers"),
         )
         self.heads = (
             keys.number("encoder_attention_heads", "num_heads", "num_attention_heads"),
@@ -42,6 +42,11 @@ class EncoderDecoder:
             keys.number("encoder_ffn_dim", "d_ff", "intermediate_size"),
             keys.number("decoder_ffn_dim", "d_ff", "intermediate_size"),
         )
+
+    def side(self, *names: str) -> int:
+        """A size of one side by the first of `names` that the file or its class gives; the last ones may be the other side's."""
+        self.k.used.update(names)
+        return self.k.number(next((name for name in names if self.k.given(name) is not None), names[0]))
 
     def head_dim(self, side: int) -> int:
         return self.hidden // self.heads[side]
@@ -108,6 +113,10 @@ class T5(EncoderDecoder):
 
     def __init__(self, keys: Keys, family: Family) -> None:
         super().__init__(keys, family)
+        if keys.config.get("tie_word_embeddings") is False:
+            keys.note(
+                "tie_word_embeddings = False: the head is a matrix of its own, as published; transformers ties where it has none"
+            )
         named = str(keys.get("feed_forward_proj", default="relu")).startswith("gated")
         self.gated = bool(keys.config.get("is_gated_act", named))
         keys.get("relative_attention_max_distance", "n_positions", "is_gated_act", "dense_act_fn")
@@ -150,11 +159,19 @@ class Switch(T5):
     own_tables = 2
 
     def feed_forward(self, side: int, i: int) -> BranchSpec:
-        step = self.k.number(("encoder_sparse_step", "decoder_sparse_step")[side], default=1)
+        name, layers = ("encoder", "decoder")[side], self.layers[side]
+        step = self.k.get(f"{name}_sparse_step")
+        if step is None:
+            sparse = self.k.get(f"num_sparse_{name}_layers", default=0)
+            step = layers // sparse if sparse else layers
         self.k.get("num_sparse_encoder_layers", "num_sparse_decoder_layers", "expert_capacity")
         if (step and i % step == 1) or step == 1:
             return ExpertsSpec(
-                num_experts=self.k.number("num_experts"), num_experts_per_tok=1, width=self.widths[side], gated=False
+                num_experts=self.k.number("num_experts"),
+                num_experts_per_tok=1,
+                width=self.widths[side],
+                gated=False,
+                router_bias=bool(self.k.get("router_bias", default=False)),
             )
         return super().feed_forward(side, i)
 

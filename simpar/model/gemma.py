@@ -25,8 +25,7 @@ class Gemma3n(Decoder):
         self.k.get(
             "activation_sparsity_pattern", "altup_active_idx", "altup_correct_scale", "altup_lr_multiplier", "query_pre_attn_scalar"
         )
-        shared = i >= self.num_layers - int(self.k.get("num_kv_shared_layers", default=0))
-        return {**fields, "key_value": "shared"} if shared else fields
+        return {**fields, "key_value": "shared"} if i >= self.num_layers - shared_keys(self) else fields
 
     def layer(self, i: int) -> LayerSpec:
         h, rank = self.hidden, self.k.number("laurel_rank")
@@ -61,6 +60,14 @@ class Gemma3n(Decoder):
         return super().stack().model_copy(update={"residual_streams": self.k.number("altup_num_inputs")})
 
 
+def shared_keys(d: Decoder) -> int:
+    """Last layers that use the keys and values of earlier ones."""
+    number = int(d.k.get("num_kv_shared_layers", default=0) or 0)
+    if number > d.num_layers:
+        d.k.violate("num_kv_shared_layers", number, "is more than the layers", f"at most {d.num_layers}")
+    return number
+
+
 def per_layer_embeddings(d: Decoder) -> tuple[WeightSpec, ...]:
     """Gemma 3n and 4: a second table with a row for every layer, and its projection from the hidden state."""
     width = d.k.get("hidden_size_per_layer_input", default=0)
@@ -84,7 +91,7 @@ class Gemma4(Decoder):
         return "full" in self.types[i]
 
     def shares_keys(self, i: int) -> bool:
-        return i >= self.num_layers - int(self.k.get("num_kv_shared_layers", default=0))
+        return i >= self.num_layers - shared_keys(self)
 
     def attention_fields(self, i: int) -> dict[str, Any]:
         fields = super().attention_fields(i)

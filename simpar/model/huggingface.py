@@ -25,8 +25,13 @@ VISION = ("vision_config", "vision_tower_config", "vit_config")
 AUDIO = ("audio_config",)
 NEVER_TIED = ("voxtral", "qwen2_audio", "mllama", "audioflamingo3", "musicflamingo", "molmo2")
 """Classes of transformers 5.24 whose head is a matrix of its own, whatever the file says."""
-OWN_WORD = ("step3p7", "muse_glimmer")
-"""Classes that do not ask the decoder's keys."""
+TEXT_SAYS = ("llama4", "shieldgemma2")
+"""Classes whose decoder ties by its own keys."""
+TEXT_TOO = (
+    "fast_vlm", "glm4v", "glm4v_moe", "glm_ocr", "llava", "llava_next_video", "llava_onevision", "minimax_m3_vl", "perception_lm",
+    "qwen2_5_vl", "qwen2_vl", "vibevoice", "video_llama_3",
+)  # fmt: skip
+"""Classes that take over a decoder's tied embeddings; the others of transformers 5.24 do not ask it."""
 TEXT_ONLY = ("gemma4_unified", "fuyu")
 """Families that nest their decoder's keys and have no encoder."""
 
@@ -57,7 +62,12 @@ def read(config: dict[str, Any], *, file: str = "config.json", approximate: bool
     keys = Keys(config, file)
     if not keys.model_type and not config.get("_class_name"):
         raise InputError([Violation("model_type", None, "is required", "the key by which transformers knows the class", file)])
-    model = _whole(keys)
+    try:
+        model = _whole(keys)
+    except InputError:
+        if keys.all_violations():  # what follows from a size that is missing says less than that it is
+            raise InputError(keys.all_violations()) from None
+        raise
     violations = keys.all_violations()
     for name, value, rule in keys.doubts():
         shown = value if isinstance(value, (int, float, str, bool)) else "..."
@@ -177,17 +187,22 @@ def _unknown_family(keys: Keys) -> None:
 
 
 def _tied(keys: Keys, text: Keys) -> bool:
-    """Tied embeddings: the whole file's word, else the decoder's, else their classes'."""
+    """Tied embeddings, as the class of the whole file takes its word and the decoder's; of a class that is not known the file's
+    word, else the decoder's.
+    """
     keys.used.update(("vocab_size", *TIED))
-    if keys.model_type in NEVER_TIED:
-        text.used.update(TIED)
+    text.used.update(TIED)
+    if keys.model_type in (*NEVER_TIED, *TEXT_SAYS):
+        return keys.model_type in TEXT_SAYS and bool(text.get("tie_word_embeddings", default=False))
+    inside = bool(text.get("tie_word_embeddings", default=False))
+    if keys.model_type not in class_defaults()["parts"]:
+        return bool(keys.get("tie_word_embeddings", default=inside))
+    whole = bool(keys.get("tie_word_embeddings", default=False))
+    if whole and not inside and text.has("tie_word_embeddings") and not keys.has("tie_word_embeddings"):
+        # A word against a default: such weights are published with a head, which transformers keeps on loading (InternVL 3).
+        keys.note(f"{text.path}tie_word_embeddings = False is read; the class of {keys.model_type} ties weights that have no head")
         return False
-    if keys.model_type in OWN_WORD and not keys.has("tie_word_embeddings"):
-        return bool(keys.get("tie_word_embeddings", default=False))
-    for side in (text, keys) if keys.model_type == "llama4" else (keys, text):
-        if side.has("tie_word_embeddings"):
-            return bool(side.get("tie_word_embeddings"))
-    return bool(keys.get("tie_word_embeddings", default=text.get("tie_word_embeddings", default=False)))
+    return whole or (inside and keys.model_type in TEXT_TOO)
 
 
 def _towers(keys: Keys, hidden: int) -> tuple[StackSpec, ...]:

@@ -180,7 +180,7 @@ class Zamba2(Decoder):
     def layer_types(self) -> list[str]:
         given = self.k.listed("layers_block_type", "layer_types")
         hybrid = self.k.get("hybrid_layer_ids", default=[])
-        return list(given) if given else ["hybrid" if i in hybrid else "mamba" for i in range(self.num_layers)]
+        return list(given)[: self.num_layers] if given else ["hybrid" if i in hybrid else "mamba" for i in range(self.num_layers)]
 
     def layer(self, i: int) -> LayerSpec:
         steps = [SublayerSpec(branches=(self.state_space(),))]
@@ -213,9 +213,11 @@ class Zamba2(Decoder):
     def shared_block(self, use: int) -> list[SublayerSpec]:
         """Block `use` of the alternating shared ones, with the adapters and the projection of this place."""
         block = f"block_{use % self.k.number('num_mem_blocks', default=1)}"
-        wide, width = self.k.number("attention_hidden_size", default=2 * self.hidden), self.feed_forward_width()
-        heads = self.heads
+        wide, width, heads = 2 * self.hidden, self.feed_forward_width(), self.heads
         self.k.get("num_query_groups", "kv_channels", "ffn_hidden_size", "lora_rank")
+        if not self.tied() and not use:  # transformers ties the blocks and the head together, or nothing
+            self.k.unknown.append(("tie_word_embeddings", False, "gives every place a block of its own in its class"))
+        self.k.meet("attention_hidden_size", self.k.get("attention_hidden_size", default=wide), wide, "2 x hidden_size")
         head_dim = self.k.number("attention_head_dim", default=wide // heads)
         attention = AttentionSpec(
             num_heads=heads, num_key_value_heads=self.kv_heads, head_dim=head_dim, kv_hidden_size=wide,
@@ -238,7 +240,7 @@ class Zamba(Zamba2):
 
     def layer_type(self, i: int) -> str:
         period, offset = self.k.number("attn_layer_period", default=6), self.k.get("attn_layer_offset", default=4)
-        return "hybrid" if i > 1 and i % period == offset else "mamba"
+        return "hybrid" if i == 2 or (i > 2 and (i - 3) % period == offset) else "mamba"
 
     def layer_types(self) -> list[str]:
         self.k.get("attn_layer_period", "attn_layer_offset", "n_mamba_heads", "use_associative_scan", "attention_hidden_size")
@@ -261,7 +263,9 @@ class Lfm(Decoder):
         return super().layer_types()
 
     def layer_type(self, i: int) -> str:
-        return "full_attention"
+        if self.k.model_type != "lfm3":
+            return "full_attention"
+        return "full_attention" if i % 4 == 2 else "sliding_attention" if i % 4 == 0 and i else "conv"
 
     def outside(self) -> dict[str, Any]:
         self.k.get(

@@ -126,7 +126,7 @@ class KimiLinear(Decoder):
             return super().mixer(i)
         nested = self.linear is not self.k
         heads = self.linear.number("num_heads" if nested else "linear_num_heads", default=self.heads)
-        dim = self.linear.number("head_dim" if nested else "linear_head_dim")
+        dim = self.linear.number("head_dim" if nested else "linear_head_dim", default=self.head_dim)
         rank = dim if self.decay_rank_is_head else 0
         gate_rank = 0 if nested and self.linear.get("use_full_rank_gate", default=False) else rank
         return (
@@ -153,6 +153,9 @@ class BailingHybrid(KimiLinear):
     """Ling and Ring 2.5: Kimi Delta Attention with full-rank gates, latent attention with a gate per head."""
 
     decay_rank_is_head = False
+
+    def layer_type(self, i: int) -> str:
+        return "full_attention" if (i + 1) % self.k.number("layer_group_size") == 0 else "linear_attention"
 
 
 class BailingLinear(Decoder):
@@ -186,7 +189,7 @@ class MiniMaxHybrid(Decoder):
         return super().layer_types()
 
     def layer_type(self, i: int) -> str:
-        return "full_attention" if (i + 1) % 2 == 0 else "linear_attention"
+        return "full_attention" if i % 2 == 0 else "linear_attention"
 
     def mixer(self, i: int) -> tuple[BranchSpec, ...]:
         if self.types[i] != "linear_attention":
@@ -237,6 +240,7 @@ class Xlstm(Decoder):
         blocks, width = keys.get("num_blocks"), keys.get("embedding_dim")
         keys.config = {"hidden_size": width, **keys.config, **({"num_hidden_layers": blocks} if blocks else {})}
         super().__init__(keys, family)
+        keys.meet("embedding_dim", self.hidden if width is None else width, self.hidden, "hidden_size")
 
     def layer_types(self) -> list[str]:
         return ["mlstm"] * self.num_layers

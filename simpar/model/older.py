@@ -73,7 +73,8 @@ class Mpt(Decoder):
             inner.used.update(inner.config)
 
     def intermediate(self, i: int) -> int:
-        return int(self.k.get("expansion_ratio", default=4) * self.hidden)
+        self.k.meet("expansion_ratio", self.k.get("expansion_ratio", default=4), 4, "the class's ratio")
+        return 4 * self.hidden
 
 
 class Dbrx(Decoder):

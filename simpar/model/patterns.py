@@ -261,6 +261,13 @@ class ErnieVl(Decoder):
         return {**fields, "extra": (vision, router, vector("vision_router_bias", number))}
 
 
+class HyV3(Decoder):
+    """Hunyuan 3: without shared experts one as wide as a dense layer's feed-forward."""
+
+    def shared_width(self, width: int) -> int:
+        return int(self.k.get("num_shared_experts", default=1)) * width or self.intermediate(0)
+
+
 class Molmo2(Decoder):
     """Further rows of the embedding for image tokens."""
 
@@ -314,4 +321,5 @@ PATTERN_READERS: dict[str, type[Decoder]] = {
     "hunyuan": Hunyuan,
     "ernie4_5_vl_moe_text": ErnieVl,
     "molmo2_text": Molmo2,
+    "hy_v3": HyV3,
 }

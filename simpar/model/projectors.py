@@ -366,5 +366,5 @@ def embedding_norm(k: Keys, h: int) -> Weights:
 
 def muse_positions(k: Keys, h: int) -> Weights:
     """A grid of positions for the largest image."""
-    k.get("pos_emb_height", "pos_emb_width", "layer_types", "window_size")
-    return (vector("positions", k.number("max_position_embeddings") * h),)
+    k.get("max_position_embeddings", "layer_types", "window_size")
+    return (vector("positions", k.number("pos_emb_height") * k.number("pos_emb_width") * h),)

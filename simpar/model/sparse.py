@@ -159,6 +159,9 @@ class HyV4(Decoder):
     def latent_fields(self, i: int) -> dict[str, Any]:
         return {**super().latent_fields(i), "gate": "element", "extra": (vector("sinks", self.heads),)}
 
+    def owns_index(self, i: int) -> bool:
+        return super().owns_index(i) if self.k.listed("indexer_types") else i == 0 or i % 4 == 1
+
     def layer(self, i: int) -> LayerSpec:
         extra = (*hyper_connection(self, "attention", 0), *hyper_connection(self, "feed_forward", 0))
         return LayerSpec(sublayers=super().layer(i).sublayers, extra=extra)
@@ -172,6 +175,12 @@ class HyV4(Decoder):
 
 class Longcat(Decoder):
     """Two attentions and two dense feed-forwards per layer; the experts start after the first attention and end with the layer."""
+
+    def latent_fields(self, i: int) -> dict[str, Any]:
+        fields = super().latent_fields(i)
+        parts = fields["qk_nope_head_dim"] + fields["qk_rope_head_dim"]
+        self.k.meet("qk_head_dim", self.k.config.get("qk_head_dim", parts), parts, "qk_nope_head_dim + qk_rope_head_dim")
+        return fields
 
     def layer(self, i: int) -> LayerSpec:
         width = self.k.number("ffn_hidden_size", "intermediate_size")
@@ -223,6 +232,10 @@ class AxK2(Decoder):
 
 class Dots3Note(Decoder):
     """Indexed latent attention with layers of windowed latent attention of another geometry between."""
+
+    def layer_type(self, i: int) -> str:
+        windows = self.k.get("use_sliding_window", default=True) and i >= 2 and i % 4 != 1
+        return "sliding_attention" if windows else "indexed_attention"
 
     def latent_fields(self, i: int) -> dict[str, Any]:
         fields = super().latent_fields(i)

@@ -165,7 +165,8 @@ class Wav2Vec2Bert(Wav2Vec2Conformer):
         k.get("tdnn_dim", "tdnn_kernel", "tdnn_dilation", "xvector_output_dim", "codevector_dim", "num_codevector_groups")
         k.get("num_codevectors_per_group", "num_negatives", "proj_codevector_dim")
         bins = k.number("feature_projection_input_dim", default=160)
-        masked = (vector("masked_frame", h),) if k.get("apply_spec_augment", default=True) else ()
+        masks = k.get("mask_time_prob", default=0.05) or k.get("mask_feature_prob", default=0.0)
+        masked = (vector("masked_frame", h),) if masks else ()
         return (norm_extra("projection_norm", "layernorm", bins), linear("projection", bins, h), *masked)
 
     def shortened(self, h: int, n: int, taps: int) -> Weights:
@@ -234,13 +235,16 @@ def phi4_audio(file: Keys, k: Keys, text: int) -> StackSpec:
     c, out, inner = k.number("nemo_conv_channels"), k.number("ext_pw_out_channel"), k.number("depthwise_separable_out_channel")
     bins, halved = k.number("input_size"), k.number("time_reduction").bit_length() - 1
     k.get("feature_layer", "left_chunk", "chunk_size", "conv_glu_type", "ext_pw_kernel_size")
+    last = -(-bins // 2**halved)  # of the spectrogram's bins, halved by every convolution and rounded up
+    k.meet("nemo_final_size", k.get("nemo_final_size", default=last), last, "input_size / time_reduction")
     attention = AttentionSpec(
         num_heads=heads, num_key_value_heads=heads, head_dim=h // heads, causal=False, q_bias=True, k_bias=True, v_bias=True,
         o_bias=True, position="relative",
     )  # fmt: skip
-    depthwise = WeightSpec(name="depthwise", kind="conv", inputs=k.number("kernel_size"), outputs=h, bias=True)
-    inside = (linear("gate", h, 2 * out), vector("gate_biases", 2 * out), depthwise, linear("pointwise_1", h, inner))
-    convolution = CustomSpec(label="convolution", extra=(*inside, linear("pointwise_2", inner, out)))
+    fanned = h * k.number("depthwise_multiplier", default=1)
+    depthwise = WeightSpec(name="depthwise", kind="conv", inputs=k.number("kernel_size"), outputs=fanned, bias=True)
+    inside = (linear("gate", h, 2 * out), vector("gate_biases", 2 * out), depthwise, linear("pointwise_1", fanned, inner))
+    convolution = CustomSpec(label="convolution", extra=(*inside, linear("pointwise_2", h, out)))
     mlp = FeedForwardSpec(width=wide, bias=True)
     layer = LayerSpec(
         sublayers=tuple(SublayerSpec(branches=(b,)) for b in (mlp, attention, convolution, mlp)), extra=(vector("norm_out", 2 * h),)
@@ -250,7 +254,7 @@ def phi4_audio(file: Keys, k: Keys, text: int) -> StackSpec:
         linear("stem", 9, c),
         taps,
         linear("stem_pointwise", c, c, copies=halved - 1),
-        linear("subsampled", c * (bins >> halved), h),
+        linear("subsampled", c * last, h),
     )
     distances = 2 * k.number("bias_max_distance", default=1000)
     ends = (linear("projector_1", h, text, copies=2), linear("projector_2", text, text, copies=2))

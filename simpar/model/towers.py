@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from simpar.model.config_keys import Keys
 from simpar.model.pieces import deal, norm_extra, vector
@@ -70,8 +71,8 @@ class Tower:
     norm: NormKind = "layernorm"
     bias: bool = True
     k_bias: bool = True
-    o_bias: bool | None = None
-    """Where it is not as `bias`."""
+    o_bias: bool | Literal["qkv"] | None = None
+    """Where it is not as `bias`; qkv: as queries, keys and values."""
     mlp_bias: bool | None = True
     """None: as the attention's."""
     gated: bool = False
@@ -87,6 +88,8 @@ class Tower:
     final_norm: bool = True
     layer: str = "pre"
     layer_scale: bool = False
+    square: bool = False
+    """The heads' widths add up to the width, whatever `head_dim` says."""
     embed_dim: bool = False
     """The width is `embed_dim`; `hidden_size` is the text's (Qwen2-VL)."""
     width: str = ""
@@ -100,9 +103,8 @@ def vision_stack(k: Keys, t: Tower) -> StackSpec:
     """The layers of a vision encoder."""
     if k.config.get("use_moe") is False:  # InternViT writes the sizes of experts that it does not build
         k.used.update(n for n in k.config if re.search("moe|expert|noisy_gate|use_rts|use_(weighted_)?residual", n))
-    h = k.number(
-        *(("embed_dim",) if t.embed_dim else ()), "vt_hidden_size", "hidden_size", "embed_dim", "width", "d_model", default=1024
-    )
+    widths = ("embed_dim",) if t.embed_dim else ("vt_hidden_size", "hidden_size", "embed_dim", "width", "d_model")
+    h = k.number(*widths, default=1024)
     depth = k.number("vt_num_hidden_layers", "depth", "num_hidden_layers", "layers", "encoder_layers", default=1)
     heads = k.number("vt_num_attention_heads", "num_heads", "num_attention_heads", "attention_heads", "heads", default=1)
     width = k.get("vt_intermediate_size", "intermediate_size", "encoder_ffn_dim", "mlp_dim")
@@ -110,15 +112,18 @@ def vision_stack(k: Keys, t: Tower) -> StackSpec:
         width = k.get(t.width) if t.width != "mlp_ratio" else None
     width = int(width if width else h * k.get("mlp_ratio", default=4))
     dim = k.get("head_dim", default=k.get("qkv_hidden_size", default=h) // heads)
+    if t.square:
+        k.meet("head_dim", dim, h / heads, f"hidden_size / num_attention_heads ({heads})")
     every = bool(k.get("attention_bias", default=t.bias))
     bias = bool(k.get("qkv_bias", "qv_bias", default=every))
+    out = every if t.o_bias is None else bias if t.o_bias == "qkv" else t.o_bias
     norm = NORMS.get(str(k.given("norm_type")), t.norm)
     qk_norm = "full" if k.get("use_qk_norm", "qk_normalization", default=False) else t.qk_norm
     attention = AttentionSpec(
         num_heads=heads, num_key_value_heads=k.get("num_key_value_heads", default=heads), head_dim=dim, causal=False,
         q_bias=bool(k.get("query_bias", default=bias)), k_bias=bool(k.get("key_bias", default=bias and t.k_bias)),
         v_bias=bool(k.get("value_bias", default=bias)),
-        o_bias=bool(k.get("proj_bias", default=every if t.o_bias is None else t.o_bias)),
+        o_bias=bool(k.get("proj_bias", default=out)),
         qk_norm=qk_norm, qk_norm_kind=t.norm if t.qk_norm != "none" else "rmsnorm",
     )  # fmt: skip
     scale = (vector("layer_scale", h),) if t.layer_scale else ()
@@ -201,7 +206,11 @@ def dots_stack(k: Keys) -> StackSpec:
     """dots3's encoder: no biases, experts in the last layers, their number by layer."""
     base = vision_stack(k, TOWERS["dots3_note_vision_encoder"])
     attention, dense = base.layers["vision"].sublayers
-    kinds, sizes = k.listed("mlp_layer_types") or [], k.get("per_layer_config", default={})
+    kinds, sizes = k.listed("mlp_layer_types"), k.get("per_layer_config", default={})
+    routed = k.listed("pyramid_num_routed") or ([-1] * 25 + [*range(4, 65, 4), 64] if kinds is None else [])
+    if routed or kinds is None:
+        kinds = ["sparse" if number > 0 else "dense" for number in routed]
+        sizes = {str(i): {"num_local_experts": number} for i, number in enumerate(routed)}
     k.get("adapter_in_dim", "adapter_merge_size", "adapter_out_dim")
     every: list[LayerSpec] = []
     for i in range(k.number("num_hidden_layers")):
@@ -263,7 +272,9 @@ TOWERS: dict[str, Tower] = {
          "qwen3_5_moe_vision", "qwen4_exp_vision", "cohere_compass_vision"),
         QWEN3,
     ),
-    "qwen2_vl": Tower(embed_dim=True, temporal=True, positions="none", patch_bias=False, final_norm=False, projector=qwen2_vl),
+    "qwen2_vl_vision": Tower(
+        embed_dim=True, temporal=True, positions="none", patch_bias=False, final_norm=False, projector=qwen2_vl
+    ),
     "qwen2_5_vl": Tower(
         norm="rmsnorm", temporal=True, positions="none", patch_bias=False, gated=True, final_norm=False, projector=qwen25_vl
     ),
@@ -281,7 +292,7 @@ TOWERS: dict[str, Tower] = {
         projector=dots,
     ),
     "ernie4_5_vl_moe_vision": Tower(positions="none", patch_bias=False, projector=ernie_vl),
-    "ovis2_vision": Tower(norm="rmsnorm", bias=False, mlp_bias=False, gated=True, extra=embedding_norm),
+    "ovis2_vision": Tower(norm="rmsnorm", bias=False, o_bias="qkv", mlp_bias=False, gated=True, extra=embedding_norm),
     "paddleocr_vl_vision": Tower(), "minicpmv4_6_vision": Tower(), "minicpmv4_7_vision": Tower(), "idefics2_vision": Tower(),
     "video_llama_3_vision": Tower(positions="none"), "molmo2_vision": Tower(positions="num_position_embeddings", final_norm=False),
     "qianfan_ocr_vision": Tower(o_bias=True, tokens=1, layer_scale=True, final_norm=False, extra=mask_token),
@@ -309,7 +320,8 @@ TOWERS: dict[str, Tower] = {
     ),
     "internvl_vision": Tower(bias=False, o_bias=True, tokens=1, layer_scale=True, final_norm=False, extra=mask_token),
     "pixtral": Tower(
-        norm="rmsnorm", bias=False, mlp_bias=False, gated=True, patch_bias=False, positions="none", pre_norm=True, final_norm=False
+        norm="rmsnorm", bias=False, mlp_bias=False, gated=True, patch_bias=False, positions="none", pre_norm=True, final_norm=False,
+        square=True,
     ),
     "llama4_vision_model": Tower(patch_bias=False, tokens=1, pre_norm=True, final_norm=True, projector=llama4),
     "minimax_m3_vl_vision": Tower(
