@@ -136,6 +136,7 @@ def test_bandwidth_in_words(text: str, gigabits: float | None) -> None:
         ({"layers": None, "hidden": 2048}, "dimensions not stated: layers"),
         ({"seq_len": None}, "sequence length not stated"),
         ({"arch": "diffusion transformer"}, "not a decoder of text"),
+        ({"arch": "encoder (BERT)"}, "not a decoder of text"),
         ({"global_batch": None}, "global batch not stated"),
         ({"global_batch": 100}, "not a multiple"),
         ({"global_batch": 4_194_304}, "524288 micro batches a step: is the global batch of 4194304 in tokens?"),
