@@ -316,11 +316,12 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
                           "loss": "fused", "loss_work": LOSS_WORK, "gradient_reduce_dtype": "bf16", "whole_gradient_bytes": 0.0,
                           "ep_dispatcher": "deepep", "fp8_dispatch": True, "layer_rounding": "ends",
                           "fp8_storage": (("moe/activation_in", _FP8_BLOCK), ("shared_experts/activation_in", _FP8_BLOCK),
-                                          ("attention/out", 1.5))},
+                                          ("attention/out", 1.5)), "experts_in_one_kernel": True},
              "DeepSeek-V3 technical report (arXiv 2412.19437), sections 3.2-3.3; DeepEP is its exchange; casts to fp8 are kernels "
              "that read 16 bits and write 8, and once more along the other axis for the weight gradient (3.5.2); its split of "
              "layers is not published (section 3.2.2: the first and last share a rank with embedding and head); 3.3.3: inputs of "
-             "the experts' SwiGLU are cached in fp8 (1 x 128 scales), the input of the linear after attention in E5M6 (12 bits)"),),
+             "the experts' SwiGLU are cached in fp8 (1 x 128 scales), the input of the linear after attention in E5M6 (12 bits); "
+             "DeepGEMM multiplies for all experts of a rank in one kernel"),),
     ),
     "colossal-ai": ("", (Row((2023, 1), {**_TORCH, "zero_stage_default": 2, "gradient_dtype": "bf16", "abilities": ()},
      "Colossal-AI README; assumed"),)),
