@@ -86,14 +86,14 @@ _MEGATRON: Final = (
         "value in the middle of the divisors of layers / stages"),
     Row((2024, 4),
         {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn")), "attention_head_dim": (("blackwell", 128),)},
-        "TransformerEngine 1.5 prefers cuDNN fused attention on Hopper; fused_attn.cpp takes no heads above 128 on sm_100 "
-        "(TransformerEngine PR 1504) before cuDNN 9.11"),
+        "TransformerEngine 1.5 prefers cuDNN fused attention on Hopper and later, in 2.x also where FlashAttention 3 is there "
+        "(dot_product_attention/utils.py, get_attention_backend: \"to give FusedAttention preference on Hopper+\"); "
+        "fused_attn.cpp takes no heads above 128 on sm_100 (TransformerEngine PR 1504) before cuDNN 9.11"),
     Row((2024, 7), LAZY_CONNECTIONS, "NGC 24.07 has NCCL 2.22"),
     Row((2025, 2),
-        {"loss": "fused", "cross_entropy_all_reduces": 2, "attention": (("", "fa2"), ("hopper", "fa3"), ("blackwell", "cudnn"))},
-        "TransformerEngine 2.x with cuDNN 9 / FlashAttention 3; scripts that come with benchmarks of core 0.10 and later pass "
-        "--cross-entropy-loss-fusion, two all-reduces (Megatron-LM examples/llama/train_llama3_8b_h100_fp8.sh, Pai-Megatron-Patch "
-        "examples/qwen3/run_mcore_qwen3.sh)"),
+        {"loss": "fused", "cross_entropy_all_reduces": 2},
+        "Scripts that come with benchmarks of core 0.10 and later pass --cross-entropy-loss-fusion, two all-reduces (Megatron-LM "
+        "examples/llama/train_llama3_8b_h100_fp8.sh, Pai-Megatron-Patch examples/qwen3/run_mcore_qwen3.sh)"),
     Row((2025, 5),
         {"weight_gradients": "shapes", "logits_fp32_copies_fused": 0.0, "pending_collectives": 0,
          "loss_work": (_LOSS_CHAINS[0], LOSS_WORK[0])},
