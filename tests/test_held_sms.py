@@ -6,6 +6,7 @@ import pytest
 
 from simpar.costs.held_sms import second_wave, slowed
 from simpar.parallel.work import Gemm, GroupedGemm, MemoryWork
+from simpar.specs.framework import framework
 from simpar.specs.scenario import make_scenario
 from simpar.step import prepare
 
@@ -28,11 +29,23 @@ def test_the_second_wave_has_the_tiles_of_the_last_blocks(count: int, wave: floa
     assert second_wave(tiles(count, direction), SMS, HELD) == pytest.approx(wave)
 
 
-def test_pieces_and_experts_are_matmuls_of_their_own() -> None:
+def test_pieces_are_matmuls_of_their_own() -> None:
     whole = Gemm(128 * 264, 256, 512, "bf16", "forward")
     assert second_wave(whole, SMS, HELD) == 1.0
     assert second_wave(Gemm(128 * 264, 256, 512, "bf16", "forward", pieces=4), SMS, HELD) == 0.0
-    assert second_wave(GroupedGemm(4, 128.0 * 264, 256, 512, "bf16", "forward"), SMS, HELD) == 0.0
+
+
+def test_experts_on_several_streams_leave_no_sm_idle_and_those_of_one_kernel_wait_together() -> None:
+    experts = GroupedGemm(4, 4 * 128.0 * 200, 256, 512, "bf16", "forward")
+    assert second_wave(experts, SMS, HELD) == 0.0
+    assert second_wave(experts, SMS, HELD, one_kernel=True) == pytest.approx(6 / 7)  # 800 tiles on 132 SMs
+    alone = GroupedGemm(1, 128.0 * 264, 256, 512, "bf16", "forward")
+    assert second_wave(alone, SMS, HELD) == second_wave(alone, SMS, HELD, one_kernel=True) == 1.0
+
+
+@pytest.mark.parametrize(("name", "one"), [("megatron-core", False), ("nemo", False), ("hai-llm", True), ("torchtitan", True)])
+def test_which_frameworks_multiply_for_all_experts_in_one_kernel(name: str, one: bool) -> None:
+    assert framework(name).kernels.experts_in_one_kernel is one
 
 
 def test_only_persistent_matmuls_wait_for_a_second_wave() -> None:

@@ -76,7 +76,7 @@ def test_versions_are_dated(name: str, version: str | None, month: tuple[int, in
 def test_later_rows_build_on_earlier_ones() -> None:
     early, late = framework("megatron-core", "2021-07"), framework("megatron-core", "2025-06")
     assert early.kernels.attention_kernel("ampere") == "unfused"
-    assert late.kernels.attention_kernel("hopper") == "fa3"
+    assert late.kernels.attention_kernel("hopper") == "cudnn"
     assert early.conventions.recompute_default == "full"
     assert late.conventions.recompute_default == "none"
     assert framework("nemo", "25.04").kernels.attention == late.kernels.attention
@@ -88,7 +88,7 @@ def test_wide_heads_run_unfused_on_blackwell_until_the_library_takes_them() -> N
         "unfused",
         "cudnn",
     )
-    assert early.kernels.attention_kernel("hopper", 192) == "fa3"
+    assert early.kernels.attention_kernel("hopper", 192) == "cudnn"
     assert late.kernels.attention_kernel("blackwell", 192) == "cudnn"
 
 

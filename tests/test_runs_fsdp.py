@@ -70,6 +70,14 @@ def test_one_queue_is_megatrons_before_megatron_fsdp_and_blackwell(other: dict[s
     assert overlap(tp=2, **other)[OpKind.REDUCE_GRADIENTS] > 2.0 * overlap(tp=2)[OpKind.REDUCE_GRADIENTS]
 
 
+def test_xla_on_tpus_reduces_gradients_beside_nothing() -> None:
+    """Its reduce-scatters are not asynchronous; its gathers are."""
+    found = overlap(framework="maxtext", version="2025-06", hardware="tpu-v6e")
+    assert found[OpKind.GATHER_PARAMETERS] > 0.7
+    assert found[OpKind.REDUCE_GRADIENTS] < 0.2
+    assert overlap(framework="maxtext", version="2025-06")[OpKind.REDUCE_GRADIENTS] > 0.7
+
+
 def test_one_queue_only_delays() -> None:
     queued, free = prepare(scenario(tp=2)), prepare(scenario(tp=2, version="2025-11"))
     assert longest_path(queued.program, queued.table).makespan > longest_path(free.program, queued.table).makespan

@@ -85,6 +85,8 @@ def test_every_machine_rule_names_a_profile(rule: Any) -> None:
         ({"interconnect": "100 Gb/s Ethernet per node"}, "dgx-h100", {"nics_per_node": 1, "nic_bandwidth_scale": 0.25}),
         ({"gpu": "NVIDIA A100-SXM4-40GB", "gpu_mem_gb": None}, "dgx-a100-40gb", {}),
         ({"gpu": "8 x NVIDIA H100 80GB HBM3", "gpu_mem_gb": None}, "dgx-h100", {}),
+        ({"gpu": "Cloud TPU v5p", "gpu_mem_gb": 95}, "tpu-v5p", {}),
+        ({"gpu": "Google TPU v6e-256", "gpu_mem_gb": 32}, "tpu-v6e", {}),
     ],
 )
 def test_machines(changes: dict[str, Any], profile: str, cluster: dict[str, int]) -> None:
@@ -124,7 +126,7 @@ def test_bandwidth_in_words(text: str, gigabits: float | None) -> None:
     ("changes", "reason"),
     [
         ({"gpu": None}, "GPU is not stated"),
-        ({"gpu": "TPU-v5p"}, "TPU"),
+        ({"gpu": "TPU-v3"}, "no hardware profile for GPU 'TPU-v3'"),
         ({"gpu": "Trainium2"}, "no hardware profile for GPU 'Trainium2'"),
         ({"arch": "hybrid mamba2/attention"}, "hybrid"),
         ({"task": "layer microbenchmark"}, "microbenchmark"),
@@ -134,6 +136,7 @@ def test_bandwidth_in_words(text: str, gigabits: float | None) -> None:
         ({"layers": None, "hidden": 2048}, "dimensions not stated: layers"),
         ({"seq_len": None}, "sequence length not stated"),
         ({"arch": "diffusion transformer"}, "not a decoder of text"),
+        ({"arch": "encoder (BERT)"}, "not a decoder of text"),
         ({"global_batch": None}, "global batch not stated"),
         ({"global_batch": 100}, "not a multiple"),
         ({"global_batch": 4_194_304}, "524288 micro batches a step: is the global batch of 4194304 in tokens?"),

@@ -41,7 +41,7 @@ ROWS = [
     row(id="a", mem_gib=11.5, mem_kind="not stated", bubble_fraction=0.25, oom=False),
     row(id="b", tp=8, dp=2, step_time_s=None, oom=True),
     row(id="c", tp=8, dp=2, step_time_s=5.0, oom=False, mem_gib=11.0, mem_kind="max allocated"),
-    row(id="d", gpu="TPU-v5p"),
+    row(id="d", gpu="Gaudi-3"),
     row(id="e", exclude="broken run"),
     row(id="f", layers=9, vpp=1),
     row(id="g", tp=1, dp=16, sp=False, step_time_s=4.0, mem_gib=14.0, mem_kind="nvidia-smi"),
@@ -73,7 +73,7 @@ def test_every_measured_value_is_a_row_and_nothing_is_dropped(report: Report) ->
     }  # fmt: skip
     assert report.excluded == {"broken run": ["e"]}
     assert report.not_expressed == {
-        "TPU runs under XLA are outside the scope of this validation": ["d"], "InputError: cannot run nine layers": ["f"],
+        "no hardware profile for GPU 'Gaudi-3'": ["d"], "InputError: cannot run nine layers": ["f"],
     }  # fmt: skip
     assert report.runs == 6
 
@@ -114,7 +114,7 @@ def test_json_is_strict_and_has_the_contract(report: Report, capsys: pytest.Capt
     assert set(table["groups"][0]) >= {"rows", "mape", "median", "p90", "bias", "coverage"}
     skipped = next(r for r in table["rows"] if r["id"] == "d")
     assert skipped["predicted"] is None
-    assert "TPU" in skipped["skipped"]
+    assert "Gaudi-3" in skipped["skipped"]
     assert table["skipped"] == {reason: len(ids) for reason, ids in table["not_expressed"].items()}
     assert sorted(name for ids in table["not_expressed"].values() for name in ids) == ["d", "f"]
     assert table["oom"]["by_chance"] == [
@@ -125,7 +125,7 @@ def test_json_is_strict_and_has_the_contract(report: Report, capsys: pytest.Capt
 def test_tables_name_every_reason(report: Report, capsys: pytest.CaptureFixture[str]) -> None:
     print_report(report, as_json=False)
     text = capsys.readouterr().out
-    assert "TPU runs under XLA" in text
+    assert "no hardware profile" in text
     assert "excluded by the data: 1 x broken run: e" in text
     assert "not expressed: 1 x InputError: cannot run nine layers: f" in text
     assert "by their chance to fit: 10% to 25%: 1 of 2; 98% to 100%: 2 of 2" in " ".join(text.split())
@@ -241,7 +241,7 @@ def test_a_page_that_cannot_be_written_is_told_before_the_work(data: Path, tmp_p
 def test_progress_goes_to_standard_error_also_beside_json(data: Path, monkeypatch: pytest.MonkeyPatch,
                                                           capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
     monkeypatch.setattr("simpar.evidence.run_workers.EVERY_S", -1.0)
-    run(data, as_json=True, where=["gpu=TPU"])
+    run(data, as_json=True, where=["gpu=Gaudi"])
     shown = capsys.readouterr()
     assert json.loads(shown.out)["runs"] == 1
     assert "1 of 1 runs" in shown.err

@@ -25,11 +25,19 @@ PERSISTENT: Final = ("hopper",)
 """Architectures whose matmuls hand their tiles out beforehand."""
 
 
-def second_wave(work: Gemm | GroupedGemm, sms: float, held: float) -> float:
-    """Tiles of a block of the second wave over those of one of the first; 0 where every block finds a free SM at once."""
-    rows = work.tokens / max(work.groups, 1) if isinstance(work, GroupedGemm) else work.m / work.pieces
+def second_wave(work: Gemm | GroupedGemm, sms: float, held: float, *, one_kernel: bool = False) -> float:
+    """Tiles of a block of the second wave over those of one of the first; 0 where every block finds a free SM at once.
+
+    Args:
+        one_kernel: the products of all experts are one persistent kernel. Else they are kernels on several streams, and while the
+            last blocks of one finish, those of the others have the free SMs.
+    """
+    groups = max(work.groups, 1) if isinstance(work, GroupedGemm) else 1
+    if groups > 1 and not one_kernel:
+        return 0.0
+    rows = work.tokens / groups if isinstance(work, GroupedGemm) else work.m / work.pieces
     outputs = {"forward": (rows, work.n), "dgrad": (rows, work.k), "wgrad": (work.n, work.k)}[work.direction]
-    tiles = math.prod(math.ceil(max(size, 1.0) / side) for size, side in zip(outputs, TILE, strict=True))
+    tiles = groups * math.prod(math.ceil(max(size, 1.0) / side) for size, side in zip(outputs, TILE, strict=True))
     return max(tiles // sms, 1.0) / math.ceil(tiles / sms) if tiles > sms - held else 0.0
 
 
@@ -44,13 +52,17 @@ def loads(layout: Layout, price: Callable[[LocalOp], Price]) -> Iterator[tuple[o
     return ((work, count * price(ops[work]).seconds) for work, count in counts.items())
 
 
-def slowed(work: Iterable[tuple[object, float]], sms: float, held: float, architecture: str, idle_s: float = 0.0) -> float:
+def slowed(
+    work: Iterable[tuple[object, float]], sms: float, held: float, architecture: str, idle_s: float = 0.0, *,
+    one_kernel: bool = False,
+) -> float:  # fmt: skip
     """How much longer compute takes beside a collective on `held` of `sms` SMs: 0.2 = a fifth.
 
     Args:
         work: each with its seconds; none = the least there is.
         idle_s: time of the same passes in which the device waits for the host, and loses nothing. Without it a kernel that gets
             faster where the host is the slower side would leave the rest a greater share of a time that is no shorter.
+        one_kernel: of experts, see `second_wave`.
     """
     if not 0 < held < sms:
         return 0.0
@@ -58,7 +70,9 @@ def slowed(work: Iterable[tuple[object, float]], sms: float, held: float, archit
     if architecture not in PERSISTENT:
         return least
     lost = [
-        (seconds, seconds * max(least, second_wave(each, sms, held) if isinstance(each, Gemm | GroupedGemm) else 0.0))
+        (seconds, seconds * max(least, second_wave(each, sms, held, one_kernel=one_kernel)))
+        if isinstance(each, Gemm | GroupedGemm)
+        else (seconds, seconds * least)
         for each, seconds in work
     ]
     # Exact sums: a search and `simulate` meet the blocks in another order.

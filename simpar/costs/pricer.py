@@ -305,8 +305,8 @@ class LayoutPricer:
         """How much longer compute takes beside a collective on `held` SMs."""
         if held not in self._slowed:
             gpu = self.layout.hardware.gpu
-            work = loads(self.layout, self.op_price)
-            self._slowed[held] = slowed(work, gpu.sm_count.value, held, gpu.architecture, self._idle_s)
+            work, together = loads(self.layout, self.op_price), self.layout.framework.kernels.experts_in_one_kernel
+            self._slowed[held] = slowed(work, gpu.sm_count.value, held, gpu.architecture, self._idle_s, one_kernel=together)
         return self._slowed[held]
 
     @cached_property

@@ -89,6 +89,10 @@ MACHINES: Final = (
     MachineRule("MI355X.*", "mi355x"),
     MachineRule("MI250X?.*", "mi250x", memory=(50, 70)),
     MachineRule("MI250X?.*", "mi250x", gpus_per_node=8),
+    MachineRule("TPU.*v6e.*|TPU.*Trillium.*", "tpu-v6e"),
+    MachineRule("TPU.*v5p.*", "tpu-v5p"),
+    MachineRule("TPU.*v5e.*", "tpu-v5e"),
+    MachineRule("TPU.*v4.*", "tpu-v4"),
 )
 """First match wins; a GPU without a rule is not taken for another. Sources: in each profile."""
 
@@ -208,8 +212,6 @@ def machine_of(row: Row) -> Machine:
         raise CannotExpress("the number of GPUs is not stated")
     if not row.get("gpu_mem_gb") and (named := re.search(r"(\d+)\s*G(?:i?B)?\b", gpu, re.IGNORECASE)):
         row = {**row, "gpu_mem_gb": int(named[1])}
-    if gpu.upper().startswith("TPU"):
-        raise CannotExpress("TPU runs under XLA are outside the scope of this validation")
     profile = _profile_of(row, gpu)
     if profile is None:
         raise CannotExpress(f"no hardware profile for GPU {gpu!r}")

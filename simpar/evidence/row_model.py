@@ -45,7 +45,7 @@ def model_of(row: Row) -> tuple[dict[str, Any], list[str]]:
     arch = str(row.get("arch") or "dense")
     if re.search(r"hybrid|mamba|rwkv|state.space|\bssm\b", arch, re.IGNORECASE):
         raise CannotExpress("hybrid Mamba model")
-    if re.search(r"diffusion|\bdit\b|unet|\bcnn\b|resnet|dlrm|encoder-decoder|\bt5\b|\bvlm\b", arch, re.IGNORECASE):
+    if re.search(r"diffusion|\bdit\b|unet|\bcnn\b|resnet|dlrm|encoder|\bbert\b|\bt5\b|\bvlm\b", arch, re.IGNORECASE):
         raise CannotExpress(f"not a decoder of text: {arch}")
     notes: list[str] = []
     needed = [k for k in ("layers", "hidden", "heads") if not row.get(k)]

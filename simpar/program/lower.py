@@ -36,7 +36,7 @@ from simpar.program.pipelines import Detail, Pipelines, Segment
 from simpar.program.program import OpKind, Program
 from simpar.program.stamps import Stamp
 from simpar.program.units import Units
-from simpar.program.waits import one_queue, optimizer_waits, p2p_blocks
+from simpar.program.waits import one_queue, optimizer_waits, p2p_blocks, reductions_block
 from simpar.schedules import Action, Phase, Schedule
 from simpar.specs.stage_plan import rank_gpus
 
@@ -242,7 +242,7 @@ class _Lowering(Pipelines):
         elif index + ahead < len(pieces):
             self.issue_gather(leaf, pieces, index + ahead, letter)
         waits: list[object] = [("gather", stage, pieces[index][0], leaf.microbatch, letter)]
-        if one_queue(self.layout.on(self.model_stage(stage))) and letter != "F" and index:
+        if reductions_block(self.layout.on(self.model_stage(stage))) and letter != "F" and index:
             waits.append(("reduce", stage, pieces[index - 1][0], leaf.microbatch))
         return [key for key in waits if key in self.builder]
 

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from simpar.parallel.layout import Layout
 from simpar.program.pipelines import Detail
 from simpar.program.program import Program
-from simpar.program.waits import one_queue
+from simpar.program.waits import one_queue, reductions_block
 from simpar.schedules import Schedule
 
 PRICES_ONLY = {
@@ -27,7 +27,7 @@ def program_key(layout: Layout, schedule: Schedule, detail: Detail) -> tuple[obj
         layout.plan.model_dump_json(exclude=PRICES_ONLY), layout.num_stages, layout.replicas,
         schedule.name, schedule.num_ranks, schedule.num_microbatches, schedule.stage_to_rank,
         layout.training.optimizer, layout.plan.offload.activations > 0, layout.data_ranks > 1,
-        layout.network.tied, *(one_queue(layout.on(s)) for s in stages),
+        layout.network.tied, *((one_queue(layout.on(s)), reductions_block(layout.on(s))) for s in stages),
         tuple(len(b) for b in layout.stage_blocks),
         tuple(layout.buckets(s, bucketed=bucketed) for s in stages for bucketed in (False, True)),
     )  # fmt: skip

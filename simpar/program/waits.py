@@ -24,6 +24,15 @@ def one_queue(layout: Layout) -> bool:
     return layout.framework.kernels.one_queue and asks and layout.hardware.gpu.architecture in ("volta", "ampere", "ada", "hopper")
 
 
+def reductions_block(layout: Layout) -> bool:
+    """Whether the backward of a fully sharded group waits until the gradients of the group before are reduced.
+
+    XLA makes all-gathers asynchronous on TPUs, reduce-scatters only where the SparseCore takes them, which flags ask for before
+    Ironwood and MaxText's recipes do not (benchmarks/xla_flags_library.py: CF_FOR_ALL_GATHER is all that they name).
+    """
+    return one_queue(layout) or layout.hardware.gpu.architecture == "tpu"
+
+
 def optimizer_waits(layout: Layout, schedule: Schedule) -> bool:
     """Whether every rank waits for the gradients of all ranks (their global norm) before its update."""
     if layout.plan.synchronous_optimizer is not None:

@@ -72,6 +72,8 @@ class Kernels(Policy):
         weight_gradients: weight-gradient tensors in a backward, as wide as activations, real or (where the matmul accumulates in
             place) placeholders: none, each (one at a time), shapes (one of every shape, kept for good).
         grouped_weight_gradients: the same of grouped expert matmuls.
+        experts_in_one_kernel: products of the local experts are one kernel (torch._grouped_mm, DeepGEMM), not one each on several
+            streams (TransformerEngine's GroupedLinear).
         whole_embedding_gradient: of a vocabulary split over tensor ranks the accumulating gradient is whole (DTensor).
         tp_backward_overlap: the backward all-reduce / reduce-scatter runs beside the weight-gradient matmul.
         gate_apart: the first product of a gated feed-forward is two, each of which reduces its input's gradient over tensor ranks.
@@ -118,6 +120,7 @@ class Kernels(Policy):
     wgrad_accumulation_fusion: bool = True
     weight_gradients: Placeholders = "each"
     grouped_weight_gradients: Placeholders = "each"
+    experts_in_one_kernel: bool = False
     whole_embedding_gradient: bool = False
     tp_backward_overlap: bool = True
     gate_apart: bool = False

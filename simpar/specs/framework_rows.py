@@ -86,14 +86,14 @@ _MEGATRON: Final = (
         "value in the middle of the divisors of layers / stages"),
     Row((2024, 4),
         {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn")), "attention_head_dim": (("blackwell", 128),)},
-        "TransformerEngine 1.5 prefers cuDNN fused attention on Hopper; fused_attn.cpp takes no heads above 128 on sm_100 "
-        "(TransformerEngine PR 1504) before cuDNN 9.11"),
+        "TransformerEngine 1.5 prefers cuDNN fused attention on Hopper and later, in 2.x also where FlashAttention 3 is there "
+        "(dot_product_attention/utils.py, get_attention_backend: \"to give FusedAttention preference on Hopper+\"); "
+        "fused_attn.cpp takes no heads above 128 on sm_100 (TransformerEngine PR 1504) before cuDNN 9.11"),
     Row((2024, 7), LAZY_CONNECTIONS, "NGC 24.07 has NCCL 2.22"),
     Row((2025, 2),
-        {"loss": "fused", "cross_entropy_all_reduces": 2, "attention": (("", "fa2"), ("hopper", "fa3"), ("blackwell", "cudnn"))},
-        "TransformerEngine 2.x with cuDNN 9 / FlashAttention 3; scripts that come with benchmarks of core 0.10 and later pass "
-        "--cross-entropy-loss-fusion, two all-reduces (Megatron-LM examples/llama/train_llama3_8b_h100_fp8.sh, Pai-Megatron-Patch "
-        "examples/qwen3/run_mcore_qwen3.sh)"),
+        {"loss": "fused", "cross_entropy_all_reduces": 2},
+        "Scripts that come with benchmarks of core 0.10 and later pass --cross-entropy-loss-fusion, two all-reduces (Megatron-LM "
+        "examples/llama/train_llama3_8b_h100_fp8.sh, Pai-Megatron-Patch examples/qwen3/run_mcore_qwen3.sh)"),
     Row((2025, 5),
         {"weight_gradients": "shapes", "logits_fp32_copies_fused": 0.0, "pending_collectives": 0,
          "loss_work": (_LOSS_CHAINS[0], LOSS_WORK[0])},
@@ -316,11 +316,12 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
                           "loss": "fused", "loss_work": LOSS_WORK, "gradient_reduce_dtype": "bf16", "whole_gradient_bytes": 0.0,
                           "ep_dispatcher": "deepep", "fp8_dispatch": True, "layer_rounding": "ends",
                           "fp8_storage": (("moe/activation_in", _FP8_BLOCK), ("shared_experts/activation_in", _FP8_BLOCK),
-                                          ("attention/out", 1.5))},
+                                          ("attention/out", 1.5)), "experts_in_one_kernel": True},
              "DeepSeek-V3 technical report (arXiv 2412.19437), sections 3.2-3.3; DeepEP is its exchange; casts to fp8 are kernels "
              "that read 16 bits and write 8, and once more along the other axis for the weight gradient (3.5.2); its split of "
              "layers is not published (section 3.2.2: the first and last share a rank with embedding and head); 3.3.3: inputs of "
-             "the experts' SwiGLU are cached in fp8 (1 x 128 scales), the input of the linear after attention in E5M6 (12 bits)"),),
+             "the experts' SwiGLU are cached in fp8 (1 x 128 scales), the input of the linear after attention in E5M6 (12 bits); "
+             "DeepGEMM multiplies for all experts of a rank in one kernel"),),
     ),
     "colossal-ai": ("", (Row((2023, 1), {**_TORCH, "zero_stage_default": 2, "gradient_dtype": "bf16", "abilities": ()},
      "Colossal-AI README; assumed"),)),

@@ -161,8 +161,13 @@ def bloom(row: Row) -> Row:
 
 
 def swift(row: Row) -> Row:
-    """Before version 5 transformers runs a layer's experts one after the other, in Python, and waits for the tokens of each."""
-    return {"exclude": LOOPED} if "no grouped GEMM" in str(row.get("framework")) else {}
+    """Before version 5 transformers runs a layer's experts one after the other, in Python, and waits for the tokens of each. Its
+    Megatron scripts pass --attention_backend flash (examples/megatron/fp8/benchmark.sh); that its H20 machine has FlashAttention 3
+    is shown by examples/train/flash_attention_3."""
+    if "no grouped GEMM" in str(row.get("framework")):
+        return {"exclude": LOOPED}
+    flash = row.get("gpu") == "H20" and not re.search(r"-fa\d$", str(row.get("id")))
+    return {"flash_attention": "flash attention 3"} if flash else {}
 
 
 LOOPED: Final = "experts run one after the other in Python (transformers before 5); a scenario has them in one grouped product"
