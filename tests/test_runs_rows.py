@@ -752,3 +752,8 @@ def test_recipes_beside_a_slow_host_have_graphs_unless_a_row_says_otherwise(
     if is_open:
         assert run.table is not None
         assert run.table["training"]["cuda_graphs"] == {"any_of": [True, False], "weights": [USUAL, pytest.approx(1 - USUAL)]}
+
+
+def test_an_optimizer_nobody_knows_is_said() -> None:
+    assert "optimizer LAMB: as adamw" in run_of(row(optimizer="LAMB")).assumptions
+    assert not [note for note in run_of(row(optimizer="AdamW")).assumptions if "optimizer" in note]

@@ -237,12 +237,16 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
     if batch // (micro * dp) > MOST_MICRO_BATCHES:
         raise CannotExpress(f"{batch // (micro * dp)} micro batches a step: is the global batch of {batch} in tokens?")
     task = str(row.get("task") or "pretrain")
+    named = row.get("optimizer")
+    optimizer = _first(OPTIMIZERS, named)
+    if named and optimizer is None:
+        notes.append(f"optimizer {named}: as adamw")
     table: dict[str, Any] = {
         "sequence_length": int(row["seq_len"]),
         "global_batch_size": batch,
         "micro_batch_size": micro,
         "precision": precision,
-        "optimizer": _first(OPTIMIZERS, row.get("optimizer")) or "adamw",
+        "optimizer": optimizer or "adamw",
         "dropout": framework.conventions.dropout if row.get("dropout") is None else float(row["dropout"]),
         "attention_kernel": attention_of(row, dict(framework.kernels.attention)[""], month),
         "cuda_graphs": _graphs(str(row.get("cuda_graphs") or "none")),
