@@ -524,6 +524,21 @@ def test_a_trainer_under_deepspeed_runs_as_deepspeed(stated: str, fsdp: str, nam
 
 
 @pytest.mark.parametrize(
+    ("notes", "fused"),
+    [
+        ("Liger norm, rotary and activation", True),
+        ("no liger", False),
+        ("foak-fast-kernels; Liger fused linear cross entropy", False),
+    ],
+)
+def test_a_library_s_kernels_are_read_beside_16_bit_weights(notes: str, fused: bool) -> None:
+    given = row(framework="HF Trainer", precision="bf16 (pure)", tp=1, pp=1, vpp=None, dp=64, zero_stage=0, sp=None, notes=notes)
+    scenario = run_of(given).scenario
+    assert scenario is not None
+    assert (scenario.training.pure_bf16, scenario.training.fused_kernels) == (True, fused)
+
+
+@pytest.mark.parametrize(
     ("fsdp", "reshards"),
     [("FSDP2", None), ("FSDP2, reshard_after_forward never", False), ("FSDP2 (reshard_after_forward=False)", False),
      ("FSDP2, reshard_after_forward default", None), ("params not resharded after forward", False), ("shard_grad_op", False)],
