@@ -514,6 +514,17 @@ def test_parameters_in_host_memory_leave_the_device_and_come_up_for_each_gather(
     assert _result(away).step_time_s > _result(usual).step_time_s
 
 
+def test_fsdp_takes_gradients_and_states_to_the_host_with_the_weights() -> None:
+    alone, both = (
+        small("torchtune", 2, "2025-06", {"zero_stage": 3, "offload": {"optimizer": optimizer, "parameters": True}})
+        for optimizer in (False, True)
+    )
+    for key in ("parameters", "gradients", "optimizer"):
+        assert resting(alone)[key] == 0.0
+    assert _result(alone).step_time_s == _result(both).step_time_s
+    assert resting(small("deepspeed", 2, "2026-06", {"zero_stage": 3, "offload": {"parameters": True}}))["optimizer"] > 0.0
+
+
 def test_zero_accumulates_in_the_dtype_of_the_weights_but_in_pipelines() -> None:
     def gradients(version: str, precision: str, **plan: int) -> float:
         scenario = small("megatron-deepspeed", 8, version, {"zero_stage": 1, **plan}, precision=precision, micro_batch_size=1)

@@ -137,7 +137,7 @@ def static_state(layout: Layout, stages: list[int]) -> tuple[tuple[str, float], 
     left = 0.0 if layout.plan.offload.optimizer else (a.optimizer + b.optimizer) * state.master / (state.optimizer or 1.0)
     found = [
         ("parameters", 0.0 if layout.plan.offload.parameters else a.parameters + b.parameters + frozen_parameters(layout, stages)),
-        ("gradients", 0.0 if offloaded and layout.framework.optimizer.gradients_to_host else a.gradients + b.gradients),
+        ("gradients", 0.0 if layout.gradients_away else a.gradients + b.gradients),
         ("optimizer", left if offloaded else a.optimizer + b.optimizer + more),
     ]
     found += [("communication_buffers", receive_buffers(layout, stages))]

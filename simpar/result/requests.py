@@ -230,8 +230,7 @@ class Sharded:
         while index == 0 and self.held:
             trace.free(self.held.pop())
         shard = trace.ask(held * state.reduce / self.shards, "reduce_scatter")
-        away = self.layout.states_away and self.layout.framework.optimizer.gradients_to_host
-        if away or (stage, index) in self.resting:
+        if self.layout.gradients_away or (stage, index) in self.resting:
             trace.free(shard)
         else:
             self.resting[stage, index] = [shard]
@@ -316,8 +315,7 @@ def _states(trace: Trace, stages: list[int]) -> list[float]:
         trace.ask(total * state.parameter)
         for tensor in own:
             trace.free(tensor)
-    away = layout.states_away and layout.framework.optimizer.gradients_to_host
-    if zero < 3 and not away:
+    if zero < 3 and not layout.gradients_away:
         trace.ask(total * state.gradient / (layout.shard_ranks if zero == 2 else 1))
     elif rests_unsharded(layout) or layout.defers_reduction:
         for w, _ in weights:

@@ -180,6 +180,8 @@ class Optimizer(Policy):
         gradient_add_casts: another kernel casts each gradient to the sum's dtype first.
         gradients_persist: gradients live in buffers of their own; False: they exist from the first backward to the update.
         gradients_to_host: gradients rest in host memory where the states do.
+        states_follow_parameters: sharded weights in host memory have their gradients and the optimizer's states there, and are
+            updated there.
         gradient_copy_bytes: bytes per parameter of a second gradient copy in the compute dtype kept beside the main one.
         parameter_bytes: working copy of the weights, a parameter (bf16: 2; FSDP with fp32 shards: 0, in the optimizer's 12).
         frozen_bytes: of a weight that low-rank adaptation leaves as it is, where none are kept to compute with.
@@ -208,6 +210,7 @@ class Optimizer(Policy):
     gradient_add_casts: bool = False
     gradients_persist: bool = True
     gradients_to_host: bool = False
+    states_follow_parameters: bool = False
     gradient_copy_bytes: float = 0.0
     parameter_bytes: float = 2.0
     frozen_bytes: float = 2.0
