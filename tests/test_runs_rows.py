@@ -289,6 +289,7 @@ def test_attention_kernels() -> None:
     assert attention_of({"flash_attention": False, "notes": "built without cuDNN"}) == "unfused"
     assert attention_of({"notes": "cuDNN attention"}) == "cudnn"
     assert attention_of({"notes": "TE + DeepEP + FlexAttn"}) == "flex"
+    assert attention_of({"notes": "memory-efficient attention", "flash_attention": True}) == "efficient"
     assert attention_of({"flash_attention": True}) == "auto"
 
 
