@@ -235,9 +235,14 @@ class Job:
         return copies / self.num_microbatches if self.defers_reduction else copies
 
     @property
+    def shares_state(self) -> bool:
+        """Whether a rank has others to gather from, or host memory that holds its weights."""
+        return self.mesh.dp * self.mesh.cp > 1 or self.plan.offload.parameters
+
+    @property
     def gathers_by_layer(self) -> bool:
         """Weights are gathered for every pass of a layer (full sharding, no pipeline that keeps them)."""
-        sharded = self.plan.zero_stage == 3 and self.mesh.dp * self.mesh.cp > 1 and self.training.optimizer != "none"
+        sharded = self.plan.zero_stage == 3 and self.shares_state and self.training.optimizer != "none"
         return sharded and not (self.plan.pp > 1 and self.framework.data.fsdp_unsharded_with_pp)
 
     @cached_property

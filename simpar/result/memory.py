@@ -151,8 +151,8 @@ def _passing_gradients(layout: Layout, blocks: Sequence[LocalBlock]) -> float:
     state, zero = layout.state_bytes, layout.plan.zero_stage
     if state.gradients_persist or layout.training.optimizer == "none" or layout.options.lora_rank or rests_unsharded(layout):
         return 0.0
-    if layout.training.optimizer_in_backward:
-        return 0.0  # each goes with its update, while the next ones are computed
+    if layout.training.optimizer_in_backward or layout.gradients_away:
+        return 0.0  # each goes with its update, while the next ones are computed, or to the host
     dense = state_memory(sum(b.dense_parameters for b in blocks), state, zero, layout.shard_ranks)
     experts = state_memory(sum(b.expert_parameters for b in blocks), state, zero, layout.expert_shard_ranks)
     return dense.passing_gradients + experts.passing_gradients

@@ -161,7 +161,7 @@ class Sharded:
         layout = trace.layout
         self.trace, self.layout = trace, layout
         spec, plan = layout.framework, layout.plan
-        sharded = plan.zero_stage == 3 and layout.data_ranks > 1
+        sharded = plan.zero_stage == 3 and layout.shares_state
         self.active = sharded and not (plan.pp > 1 and spec.data.fsdp_unsharded_with_pp)
         self.unsharded = sharded and not self.active
         self.gathered: dict[tuple[int, int], tuple[int, ...]] = {}
