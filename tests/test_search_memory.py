@@ -183,3 +183,14 @@ def test_memory_of_fine_tunes_is_that_of_the_simulation(semantics: str, training
         result = simulate(choice.scenario(space.template), detail="stage")
         allocated = branch.design_bounds.allocated(choice)
         assert allocated == pytest.approx(np.array([rank.allocated_bytes for rank in result.memory]), rel=1e-6), str(choice)
+
+
+def test_memory_of_ddp_buckets_is_that_of_the_simulation() -> None:
+    space = space_of("llama3.1-8b", nodes=1, batch=16, sequence=512, semantics="transformers",
+                     fix=("pp=1", "tp=1", "zero_stage=0", "offload_activations=0", "offload_optimizer=false"))  # fmt: skip
+    branch = Branch(space)
+    for choice in layouts(branch, 3, 11):
+        result = simulate(choice.scenario(space.template), detail="stage")
+        assert dict(result.memory[0].static)["communication_buffers"] > 0.0
+        allocated = branch.design_bounds.allocated(choice)
+        assert allocated == pytest.approx(np.array([rank.allocated_bytes for rank in result.memory]), rel=1e-6), str(choice)

@@ -112,6 +112,26 @@ def test_accelerate_keeps_sharded_weights_in_fp32_whatever_they_were_loaded_in(r
     assert prepare(small("transformers", ranks, "2025-10", {"zero_stage": 3})).layout.update_bytes == 0.0  # fused
 
 
+@pytest.mark.parametrize(("training", "own"), [({"precision": "bf16"}, 4.0), ({"precision": "bf16", "pure_bf16": True}, 2.0)])
+def test_ddp_buckets_rest_beside_the_gradients(training: dict[str, Any], own: float) -> None:
+    """A rank of several holds as many bytes more as its gradients have, a GPU alone none."""
+    ranks = {n: small("transformers", n, "2025-10", **training) for n in (1, 4)}
+    held = {n: resting(scenario).get("communication_buffers", 0.0) for n, scenario in ranks.items()}
+    assert held == {1: 0.0, 4: own * WEIGHTS}
+    assert allocated(ranks[4]) - allocated(ranks[1]) == pytest.approx(own * WEIGHTS, rel=0.02)
+
+
+def test_ddp_buckets_are_not_there_where_states_are_shared() -> None:
+    assert "communication_buffers" not in resting(small("transformers", 4, "2025-10", {"zero_stage": 3}))
+
+
+def test_ddp_buckets_of_adapters_are_small() -> None:
+    state = small("transformers", 4, "2025-10", trainable="lora", lora_rank=8)
+    layout = prepare(state).layout
+    adapters = resting(state)["communication_buffers"] / layout.state_bytes.gradient
+    assert 0 < adapters < 0.2 * WEIGHTS
+
+
 def test_the_trainer_holds_whole_gradients_until_the_last_micro_batch() -> None:
     """2 bytes a weight beside the shards, in one block of the allocator each; torchtitan reduces after every backward."""
     for name, whole in (("transformers", 2.0 * WEIGHTS), ("torchtitan", 0.0)):

@@ -244,6 +244,8 @@ class DataParallel(Policy):
         buckets_on_first_pipeline_rank_only: other pipeline ranks and later chunks use a single bucket (Megatron).
         ddp_buckets: without sharding, torch's DistributedDataParallel holds the gradients in its buckets once more, in the dtype of
             the weights, and reduces them bucket by bucket.
+        ddp_holds_gradients: without sharding, DistributedDataParallel's buckets rest beside the gradients that autograd makes, from
+            before the first step on (torch's default gradient_as_bucket_view=False).
         overlap_grad_reduce, overlap_param_gather: defaults of the launch scripts of that time.
         reduces_together: pipeline ranks launch the reductions that overlap at the same time, as those slow the compute beside them.
         sharded_grad_reduce: with sharded optimizer states alone (ZeRO-1) gradients are reduce-scattered ("scatter"), beside the
@@ -277,6 +279,7 @@ class DataParallel(Policy):
     bucket_bytes: float = 0.0
     buckets_on_first_pipeline_rank_only: bool = True
     ddp_buckets: bool = False
+    ddp_holds_gradients: bool = False
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
     reduces_together: bool = False
