@@ -317,6 +317,12 @@ class Shardings:
             ranks.append(layout.shard_ranks if state.zero_stage == 3 else 1)
         return np.asarray(held[None, :] / np.array(ranks)[:, None])
 
+    def trained(self, cut: Cut) -> FloatArray:
+        """Weights of each rank that train."""
+        if self.pricing.template.training.trainable == "lora":
+            return np.asarray(cut.held @ (cut.composition.counts @ cut.table.lora))
+        return np.asarray(cut.weights.sum(axis=1))
+
     def _lora_bytes(self, cut: Cut, per: FloatArray) -> StateBytes:
         """Frozen weights in their format, and the states of the trained pairs."""
         counts = cut.composition.counts
