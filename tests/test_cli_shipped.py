@@ -448,6 +448,21 @@ def test_simpar_alone_shows_three_things_that_work() -> None:
         assert CliRunner().invoke(app, [*command.split()[1:2], "-h"]).exit_code == 0
 
 
+def test_a_first_plan_of_one_gpu_shards_nothing_where_its_framework_does_not() -> None:
+    def stage(framework: str) -> int:
+        options = RunOptions("llama3.2-1b", "rtx-4090", None, 2048, 8, framework, num_gpus=1)
+        return int(first_plan(options.table(None)[0])[0]["zero_stage"])
+
+    assert (stage("transformers"), stage("torchtune"), stage("deepspeed")) == (0, 0, 3)
+
+
+def test_what_every_layout_breaks_is_said() -> None:
+    options = RunOptions("llama2-7b", "dgx-h100", 1, 2048, 8, "megatron-core")
+    table = options.table(None)[0] | {"plan": {"offload": {"parameters": True}}}
+    with pytest.raises(InputError, match=r"^plan.offload.parameters = True: megatron-core does not have it"):
+        first_plan(table)
+
+
 @pytest.mark.parametrize("framework", ["transformers", "trl", "torchtune", "nanotron"])
 def test_a_first_plan_is_one_that_the_framework_runs(framework: str) -> None:
     """The Trainer has no tensor ranks, nor have frameworks that are launched through its options."""

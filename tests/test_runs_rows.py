@@ -292,6 +292,7 @@ def test_attention_kernels() -> None:
     assert attention_of({"flash_attention": False, "notes": "built without cuDNN"}) == "unfused"
     assert attention_of({"notes": "cuDNN attention"}) == "cudnn"
     assert attention_of({"notes": "TE + DeepEP + FlexAttn"}) == "flex"
+    assert attention_of({"notes": "memory-efficient attention", "flash_attention": True}) == "efficient"
     assert attention_of({"flash_attention": True}) == "auto"
 
 
@@ -527,6 +528,21 @@ def test_a_trainer_under_deepspeed_runs_as_deepspeed(stated: str, fsdp: str, nam
 
 
 @pytest.mark.parametrize(
+    ("notes", "fused"),
+    [
+        ("Liger norm, rotary and activation", True),
+        ("no liger", False),
+        ("foak-fast-kernels; Liger fused linear cross entropy", False),
+    ],
+)
+def test_a_library_s_kernels_are_read_beside_16_bit_weights(notes: str, fused: bool) -> None:
+    given = row(framework="HF Trainer", precision="bf16 (pure)", tp=1, pp=1, vpp=None, dp=64, zero_stage=0, sp=None, notes=notes)
+    scenario = run_of(given).scenario
+    assert scenario is not None
+    assert (scenario.training.pure_bf16, scenario.training.fused_kernels) == (True, fused)
+
+
+@pytest.mark.parametrize(
     ("fsdp", "reshards"),
     [("FSDP2", None), ("FSDP2, reshard_after_forward never", False), ("FSDP2 (reshard_after_forward=False)", False),
      ("FSDP2, reshard_after_forward default", None), ("params not resharded after forward", False), ("shard_grad_op", False)],
@@ -627,6 +643,15 @@ RATE_ALONE: dict[str, Any] = {
     "framework_version": "2025-02", "layers": 4, "seq_len": 2048, "micro_batch": None, "global_batch": None, "step_time_s": None,
     "tokens_per_s_per_gpu": 4096.0,
 }  # fmt: skip
+
+
+def test_a_scenario_of_a_row_states_what_it_has_and_may_leave_out_what_has_a_default() -> None:
+    table = {
+        "model": "llama3.1-8b", "framework": "transformers", "cluster": {"hardware": "dgx-b200", "num_nodes": 1}, "plan": {"dp": 8},
+        "training": {"sequence_length": 1024, "global_batch_size": 64, "micro_batch_size": 8},
+    }  # fmt: skip
+    run = run_of({"id": "x", "scenario": table, "step_time_s": 0.6})
+    assert (run.skipped, run.open_facts) == ("", ("plan.recompute",))
 
 
 def test_a_rate_without_a_batch_is_that_of_the_micro_batch_that_its_memory_tells() -> None:

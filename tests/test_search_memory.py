@@ -14,6 +14,7 @@ from simpar.schedules import build_schedule
 from simpar.searching.branch import Branch
 from simpar.searching.choice import Choice
 from simpar.searching.in_flight import held_by_chunk, in_flight
+from simpar.searching.request import make_space
 from simpar.step import simulate
 
 LARGEST = 400
@@ -180,6 +181,35 @@ def test_memory_of_fine_tunes_is_that_of_the_simulation(semantics: str, training
                      fix=("pp=1", "offload_activations=0"))  # fmt: skip
     branch = Branch(space)
     for choice in layouts(branch, 3, 11):
+        result = simulate(choice.scenario(space.template), detail="stage")
+        allocated = branch.design_bounds.allocated(choice)
+        assert allocated == pytest.approx(np.array([rank.allocated_bytes for rank in result.memory]), rel=1e-6), str(choice)
+
+
+def test_memory_of_ddp_buckets_is_that_of_the_simulation() -> None:
+    space = space_of("llama3.1-8b", nodes=1, batch=16, sequence=512, semantics="transformers",
+                     fix=("pp=1", "tp=1", "zero_stage=0", "offload_activations=0", "offload_optimizer=false"))  # fmt: skip
+    branch = Branch(space)
+    for choice in layouts(branch, 3, 11):
+        result = simulate(choice.scenario(space.template), detail="stage")
+        assert dict(result.memory[0].static)["communication_buffers"] > 0.0
+        allocated = branch.design_bounds.allocated(choice)
+        assert allocated == pytest.approx(np.array([rank.allocated_bytes for rank in result.memory]), rel=1e-6), str(choice)
+
+
+@pytest.mark.parametrize("training", [{}, {"trainable": "lora", "lora_modules": "all", "lora_rank": 64}])
+def test_copies_of_autocast_rest_where_nothing_is_recomputed(training: dict[str, object]) -> None:
+    """The search prices states once for all that is recomputed; autocast keeps 16-bit copies only without that."""
+    table = {
+        "model": "llama3.1-8b", "framework": "transformers", "framework_version": "2025-06",
+        "cluster": {"hardware": "dgx-h100", "num_nodes": 1},
+        "training": {"sequence_length": 512, "global_batch_size": 16, **training},
+    }  # fmt: skip
+    for recompute in ("none", "full"):
+        fix = ("pp=1", "tp=1", "cp=1", "zero_stage=0", "offload_activations=0", "offload_optimizer=false", "micro_batch_size=1")
+        space = make_space(table, fix=(*fix, f"recompute={recompute}"))
+        branch = Branch(space)
+        (choice, *_) = layouts(branch, 1, 11)
         result = simulate(choice.scenario(space.template), detail="stage")
         allocated = branch.design_bounds.allocated(choice)
         assert allocated == pytest.approx(np.array([rank.allocated_bytes for rank in result.memory]), rel=1e-6), str(choice)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from simpar.errors import InputError
+from simpar.errors import InputError, Violation
 from simpar.searching.abilities import ABILITIES, launched_as
+from simpar.specs.framework import framework
 from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario, make_scenario
 
@@ -28,7 +29,8 @@ def first_plan(table: Mapping[str, Any], file: str = "") -> tuple[dict[str, Any]
 
     template = make_template({**table, "plan": {}}, file)
     closest: tuple[float, dict[str, Any]] | None = None
-    tries, wrong = 0, InputError("no layout of up to 64 pipeline stages divides the model, the batch and the cluster")
+    tries = 0
+    broken: dict[tuple[str, str], Violation] | None = None
     given = dict(table.get("plan") or {})
     seen: list[dict[str, Any]] = []
     for start in _plans(template):
@@ -38,7 +40,9 @@ def first_plan(table: Mapping[str, Any], file: str = "") -> tuple[dict[str, Any]
         seen.append(plan)
         try:
             result = simulate(make_scenario({**table, "plan": plan}, file=file), detail="stage")
-        except InputError:
+        except InputError as error:
+            found = {(v.field, v.rule): v for v in error.violations}
+            broken = found if broken is None else {key: v for key, v in broken.items() if key in found}
             continue
         if result.fits:
             return plan, True
@@ -48,7 +52,10 @@ def first_plan(table: Mapping[str, Any], file: str = "") -> tuple[dict[str, Any]
         if tries == _TRIES:
             break
     if closest is None:
-        raise wrong
+        # What every layout breaks is the scenario's own.
+        raise InputError(
+            [*broken.values()] if broken else "no layout of up to 64 pipeline stages divides the model, the batch and the cluster"
+        )
     return closest[1], False
 
 
@@ -57,7 +64,9 @@ def _plans(scenario: Scenario) -> Iterator[dict[str, Any]]:
     name = launched_as(scenario.framework)
     can = ABILITIES[name].values if name else {}
     allowed = can.get("zero_stage", (1, 3))
-    zeros = [stage for stage in dict.fromkeys((1, 3, *allowed)) if stage in allowed]
+    # One GPU has nobody to share with: sharding is what its framework sets up anyway.
+    usual = (framework(scenario.framework, scenario.framework_version).data.zero_stage_default,) if scenario.world_size == 1 else ()
+    zeros = [stage for stage in dict.fromkeys((*usual, 1, 3, *allowed)) if stage in allowed]
     sequence_parallel = True in can.get("sequence_parallel", (True,))
     experts = 1
     if isinstance(scenario.model, TransformerSpec) and scenario.model.moe:

@@ -86,10 +86,10 @@ def handled(price: KeyPrice, key: Gather | Reduce, layout: Layout, work: Callabl
     spec, zero = layout.framework, layout.plan.zero_stage
     if isinstance(key, Reduce):
         return price
-    if not price.seconds or (not spec.data.gather_copy_bytes and not layout.plan.offload.parameters):
+    if layout.plan.offload.parameters:
+        return _from_host(price, key, layout, work)
+    if not price.seconds or not spec.data.gather_copy_bytes or zero == 3:
         return price
-    if zero == 3:
-        return _from_host(price, key, layout, work) if layout.plan.offload.parameters else price
     more = unpacking_s(key, layout, work)
     spread = tuple((name, up + 0.3 * more, down + 0.3 * more) for name, up, down in price.spread)
     seconds = price.seconds + more

@@ -111,6 +111,7 @@ ATTENTION_KERNELS: Final = (
     (r"flash[ _-]?attention[ _-]?(2|v2)|\bfa2\b", "fa2"),
     (r"flash[ _-]?attention[ _-]?v?1|\bfa1\b", "fa1"),
     (r"\bflex[ _-]?att(n|ention)", "flex"),
+    (r"memory[- ]efficient attention", "efficient"),
     (r"(?<!without )(?<!no )cudnn", "cudnn"),
     (r"kernel: (torch|fused)\b", "unfused"),
 )

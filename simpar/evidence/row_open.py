@@ -36,7 +36,7 @@ def open_facts(row: Row, table: Mapping[str, Any]) -> tuple[str, ...]:
     whether an untrained router sends all tokens to the same experts, which only matters where these are one rank's.
     """
     plan, rate_alone = table["plan"], bool(row.get(RATE_ALONE))
-    virtual = int(plan["pp"]) > 1 and not row.get("vpp") and plan.get("schedule") in ("1f1b", "interleaved")
+    virtual = int(plan.get("pp") or 1) > 1 and not row.get("vpp") and plan.get("schedule") in ("1f1b", "interleaved")
     left_open = {
         "plan.recompute": not row.get("recompute"),
         "plan.virtual_stages": virtual,
@@ -44,10 +44,17 @@ def open_facts(row: Row, table: Mapping[str, Any]) -> tuple[str, ...]:
         BATCH: rate_alone,
         "cluster.hardware": own_board(row) is not None,
         "training.precision": by_part(row) is not None,
-        "training.routing": untrained(row) and int(plan["ep"]) > 1,
-        "training.cuda_graphs": row.get("cuda_graphs") is None and table["training"]["cuda_graphs"],
+        "training.routing": untrained(row) and int(plan.get("ep") or 1) > 1,
+        "training.cuda_graphs": row.get("cuda_graphs") is None and bool(table["training"].get("cuda_graphs")),
     }
-    return tuple(path for path, missing in left_open.items() if missing)
+    own = row.get("scenario")
+    return tuple(path for path, missing in left_open.items() if missing and not (isinstance(own, Mapping) and _says(own, path)))
+
+
+def _says(table: Mapping[str, Any], path: str) -> bool:
+    """Whether a row's own scenario has the field at `path`."""
+    section, _, key = path.partition(".")
+    return key in (table.get(section) or {})
 
 
 def with_sets(table: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:

@@ -288,7 +288,8 @@ def _states(row: Row, framework: FrameworkSpec, optimizer: str) -> dict[str, Any
     texts = " ".join(str(row.get(key) or "") for key in ("precision", "optimizer", "notes"))
     table: dict[str, Any] = {}
     if (
-        re.search(r"(?<!no )(?<!without )\b(?:liger|foak|unsloth)\b", re.sub(r"\([^)]*\)", "", texts), re.IGNORECASE)
+        re.search(r"(?<!no )(?<!without )\b(?:liger|unsloth)\b", re.sub(r"\([^)]*\)", "", texts), re.IGNORECASE)
+        and not re.search(r"\bfoak\b", texts, re.IGNORECASE)  # fms-acceleration's kernels leave the activation to torch
         and "fused_kernels" in framework.conventions.abilities
     ):
         table["fused_kernels"] = True
@@ -297,8 +298,10 @@ def _states(row: Row, framework: FrameworkSpec, optimizer: str) -> dict[str, Any
         re.search(r"pure|weights and \w+ states bf16", str(row.get("precision") or ""))
         and "pure_bf16" in framework.conventions.abilities
     ):
-        table = {} if sharded else {"pure_bf16": True}
-        table["optimizer"] = "adamw" if optimizer == "adamw-bf16-moments" else optimizer
+        table |= {
+            "optimizer": "adamw" if optimizer == "adamw-bf16-moments" else optimizer,
+            **({} if sharded else {"pure_bf16": True}),
+        }
     if "optimizer in backward" in texts and "optimizer_in_backward" in framework.conventions.abilities:
         table["optimizer_in_backward"] = True
     return table

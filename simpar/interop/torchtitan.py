@@ -93,8 +93,8 @@ def _other_rules(scenario: Scenario) -> Iterator[Violation]:
         yield Violation("training.precision", training.precision, "torchtitan does not train in this", right)
     if training.optimizer not in ("adamw", "adam"):
         yield Violation("training.optimizer", training.optimizer, "torchtitan v0.2 has AdamW and Adam", "adamw or adam")
-    if training.attention_kernel == "unfused":
-        yield Violation("training.attention_kernel", "unfused", "torchtitan attends by fused kernels", "auto")
+    if (kernel := training.attention_kernel) in ("unfused", "efficient"):
+        yield Violation("training.attention_kernel", kernel, "torchtitan attends by fused kernels without a mask of pairs", "auto")
     loss = semantics(scenario).head.loss
     if training.cross_entropy not in ("auto", loss):
         yield Violation("training.cross_entropy", training.cross_entropy, "no setting of torchtitan v0.2", f"auto or {loss}")

@@ -48,10 +48,13 @@ class Job:
     mesh: Mesh
     load_factor: float
 
-    @property
+    @cached_property
     def plan(self) -> PlanSpec:
-        """The scenario's plan."""
-        return self.scenario.plan
+        """The scenario's plan; weights in host memory take the optimizer there where the framework has them together."""
+        plan = self.scenario.plan
+        if not plan.offload.parameters or plan.offload.optimizer or not self.framework.optimizer.states_follow_parameters:
+            return plan
+        return plan.model_copy(update={"offload": plan.offload.model_copy(update={"optimizer": True})})
 
     @property
     def training(self) -> TrainingSpec:
@@ -232,9 +235,14 @@ class Job:
         return copies / self.num_microbatches if self.defers_reduction else copies
 
     @property
+    def shares_state(self) -> bool:
+        """Whether a rank has others to gather from, or host memory that holds its weights."""
+        return self.mesh.dp * self.mesh.cp > 1 or self.plan.offload.parameters
+
+    @property
     def gathers_by_layer(self) -> bool:
         """Weights are gathered for every pass of a layer (full sharding, no pipeline that keeps them)."""
-        sharded = self.plan.zero_stage == 3 and self.mesh.dp * self.mesh.cp > 1 and self.training.optimizer != "none"
+        sharded = self.plan.zero_stage == 3 and self.shares_state and self.training.optimizer != "none"
         return sharded and not (self.plan.pp > 1 and self.framework.data.fsdp_unsharded_with_pp)
 
     @cached_property
@@ -369,6 +377,12 @@ class Job:
     def states_away(self) -> bool:
         """The optimizer's states rest in host memory."""
         return self.plan.offload.optimizer or self.optimizer.paged
+
+    @property
+    def gradients_away(self) -> bool:
+        """Gradients rest in host memory too."""
+        own, offload = self.framework.optimizer, self.plan.offload
+        return (own.gradients_to_host and self.states_away) or (own.states_follow_parameters and offload.parameters)
 
     @property
     def update_bytes(self) -> float:

@@ -120,7 +120,7 @@ class LocalLayer:
         if kernel == "unfused" and batch * heads % SOFTMAX_BATCHES:
             kernel = "eager"
         seen = attended(layer, node) / queries
-        if mask.documents and node.queries == node.keys:
+        if mask.documents and node.queries == node.keys and kernel != "efficient":
             # As many documents of one length: that of the one in which a token lies on average, which has all pairs.
             packed = max(round(queries / mask.mean_document(queries)), 1)
             batch, queries, keys = batch * packed, queries // packed, queries // packed

@@ -24,7 +24,7 @@ class Pipelines:
         self.units, self.copy = units, 0
         self.builder = ProgramBuilder(layout.scenario.name)
         self.zero = layout.plan.zero_stage
-        self.data_parallel = layout.data_ranks > 1 and layout.training.optimizer != "none"
+        self.data_parallel = layout.shares_state and layout.training.optimizer != "none"
         unsharded_pipeline = schedule.num_ranks > 1 and layout.framework.data.fsdp_unsharded_with_pp
         self.gather_always = self.zero == 3 and not unsharded_pipeline and self.data_parallel
         by_block = self.data_parallel and (self.gather_always or (self.zero == 2 and schedule.num_ranks == 1))

@@ -26,7 +26,7 @@ def program_key(layout: Layout, schedule: Schedule, detail: Detail) -> tuple[obj
         scenario.name, scenario.framework, scenario.framework_version, detail,
         layout.plan.model_dump_json(exclude=PRICES_ONLY), layout.num_stages, layout.replicas,
         schedule.name, schedule.num_ranks, schedule.num_microbatches, schedule.stage_to_rank,
-        layout.training.optimizer, layout.plan.offload.activations > 0, layout.data_ranks > 1,
+        layout.training.optimizer, layout.plan.offload.activations > 0, layout.shares_state,
         layout.network.tied, *((one_queue(layout.on(s)), reductions_block(layout.on(s))) for s in stages),
         tuple(len(b) for b in layout.stage_blocks),
         tuple(layout.buckets(s, bucketed=bucketed) for s in stages for bucketed in (False, True)),

@@ -21,7 +21,7 @@ def stays_gathered(layout: Layout) -> bool:
 
 def rests_unsharded(layout: Layout) -> bool:
     """A rank rests with gathered parameters and unsharded gradients; its shards of the gradients come as those go."""
-    resting = layout.plan.zero_stage == 3 and layout.data_ranks > 1 and layout.training.optimizer != "none"
+    resting = layout.plan.zero_stage == 3 and layout.shares_state and layout.training.optimizer != "none"
     return resting and stays_gathered(layout)
 
 
@@ -30,10 +30,17 @@ def fsdp_buffers(layout: Layout, held: float, stages: Sequence[int]) -> float:
     alone where only the last micro-batch reduces."""
     if layout.defers_reduction:
         return held * layout.state_bytes.reduce
-    if layout.plan.zero_stage < 3 or layout.data_ranks == 1 or not stays_gathered(layout):
+    if layout.plan.zero_stage < 3 or not layout.shares_state or not stays_gathered(layout):
         return 0.0
     resting = held * (layout.state_bytes.gather + layout.state_bytes.reduce)
     return resting + (whole_embedding_gradient(layout) if layout.embedding_stage in stages else 0.0)
+
+
+def ddp_buckets(layout: Layout, weights: float) -> float:
+    """Bytes of DistributedDataParallel's buckets for these trained weights, beside their gradients and as wide as those."""
+    if layout.plan.zero_stage > 0 or layout.data_ranks == 1 or not layout.framework.data.ddp_holds_gradients:
+        return 0.0
+    return weights * layout.state_bytes.gradient
 
 
 def whole_embedding_gradient(layout: Layout) -> float:
@@ -105,7 +112,7 @@ class Gathers:
     @classmethod
     def of(cls, layout: Layout, blocks: Sequence[LocalBlock]) -> Gathers:
         """Of one stage; zeros where nothing is gathered per block."""
-        sharded = layout.plan.zero_stage == 3 and layout.data_ranks > 1 and not stays_gathered(layout)
+        sharded = layout.plan.zero_stage == 3 and layout.shares_state and not stays_gathered(layout)
         if not sharded or layout.training.optimizer == "none":
             zeros = [0.0] * len(blocks)
             return cls(zeros, zeros, zeros)
@@ -160,7 +167,7 @@ def root_weights(layout: Layout, blocks: Sequence[LocalBlock]) -> list[float]:
 
 def held_inputs(layout: Layout, block: LocalBlock) -> float:
     """Bytes of a block's input that stay, and of its gradient that come, from its backward to the end of the model's."""
-    sharded = layout.plan.zero_stage == 3 and layout.data_ranks > 1 and not stays_gathered(layout)
+    sharded = layout.plan.zero_stage == 3 and layout.shares_state and not stays_gathered(layout)
     return held_by_frozen(layout, block) if sharded else 0.0
 
 

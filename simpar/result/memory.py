@@ -19,6 +19,7 @@ from simpar.program.program import FloatArray, IntArray, Program
 from simpar.result.allocations import Pass, Replays, passes_of, placeholders
 from simpar.result.gathers import (
     Gathers,
+    ddp_buckets,
     frozen_parameters,
     fsdp_buffers,
     held_inputs,
@@ -131,16 +132,18 @@ def static_state(layout: Layout, stages: list[int]) -> tuple[tuple[str, float], 
         frozen = frozen_parameters(layout, stages)
         parameters = 0.0 if layout.plan.offload.parameters else frozen + own.parameters
         optimizer = 0.0 if layout.states_away else own.optimizer + more
-        return (("parameters", parameters), ("gradients", own.gradients), ("optimizer", optimizer), *beside)
+        buckets = ddp_buckets(layout, trained)
+        more_beside = (("communication_buffers", buckets), *beside) if buckets else beside
+        return (("parameters", parameters), ("gradients", own.gradients), ("optimizer", optimizer), *more_beside)
     # States in host memory leave the fp32 weights on the device only where the update runs there (paged moments).
     offloaded = layout.states_away
     left = 0.0 if layout.plan.offload.optimizer else (a.optimizer + b.optimizer) * state.master / (state.optimizer or 1.0)
     found = [
         ("parameters", 0.0 if layout.plan.offload.parameters else a.parameters + b.parameters + frozen_parameters(layout, stages)),
-        ("gradients", 0.0 if offloaded and layout.framework.optimizer.gradients_to_host else a.gradients + b.gradients),
+        ("gradients", 0.0 if layout.gradients_away else a.gradients + b.gradients),
         ("optimizer", left if offloaded else a.optimizer + b.optimizer + more),
     ]
-    found += [("communication_buffers", receive_buffers(layout, stages))]
+    found += [("communication_buffers", receive_buffers(layout, stages) + ddp_buckets(layout, dense + experts))]
     found += [("fsdp_buffers", fsdp_buffers(layout, dense + experts, stages))]
     found += [("weight_gradients", sum(placeholders(layout, stages).values()))]
     return (*found[:3], *(pair for pair in found[3:] if pair[1]), *beside)
@@ -151,8 +154,8 @@ def _passing_gradients(layout: Layout, blocks: Sequence[LocalBlock]) -> float:
     state, zero = layout.state_bytes, layout.plan.zero_stage
     if state.gradients_persist or layout.training.optimizer == "none" or layout.options.lora_rank or rests_unsharded(layout):
         return 0.0
-    if layout.training.optimizer_in_backward:
-        return 0.0  # each goes with its update, while the next ones are computed
+    if layout.training.optimizer_in_backward or layout.gradients_away:
+        return 0.0  # each goes with its update, while the next ones are computed, or to the host
     dense = state_memory(sum(b.dense_parameters for b in blocks), state, zero, layout.shard_ranks)
     experts = state_memory(sum(b.expert_parameters for b in blocks), state, zero, layout.expert_shard_ranks)
     return dense.passing_gradients + experts.passing_gradients

@@ -161,7 +161,7 @@ class Sharded:
         layout = trace.layout
         self.trace, self.layout = trace, layout
         spec, plan = layout.framework, layout.plan
-        sharded = plan.zero_stage == 3 and layout.data_ranks > 1
+        sharded = plan.zero_stage == 3 and layout.shares_state
         self.active = sharded and not (plan.pp > 1 and spec.data.fsdp_unsharded_with_pp)
         self.unsharded = sharded and not self.active
         self.gathered: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -230,8 +230,7 @@ class Sharded:
         while index == 0 and self.held:
             trace.free(self.held.pop())
         shard = trace.ask(held * state.reduce / self.shards, "reduce_scatter")
-        away = self.layout.states_away and self.layout.framework.optimizer.gradients_to_host
-        if away or (stage, index) in self.resting:
+        if self.layout.gradients_away or (stage, index) in self.resting:
             trace.free(shard)
         else:
             self.resting[stage, index] = [shard]
@@ -316,8 +315,7 @@ def _states(trace: Trace, stages: list[int]) -> list[float]:
         trace.ask(total * state.parameter)
         for tensor in own:
             trace.free(tensor)
-    away = layout.states_away and layout.framework.optimizer.gradients_to_host
-    if zero < 3 and not away:
+    if zero < 3 and not layout.gradients_away:
         trace.ask(total * state.gradient / (layout.shard_ranks if zero == 2 else 1))
     elif rests_unsharded(layout) or layout.defers_reduction:
         for w, _ in weights:

@@ -302,7 +302,10 @@ class DesignBounds:
             for index, offload in enumerate(offloads):
                 own = columns[which]
                 resting = sharding.resting[own] + (0.0 if offload.optimizer else 1.0) * sharding.optimizer[own]
-                peaks = self.activation_peaks(design, again, tables, *mode, offload.activations)[rows]
+                peaks = self.activation_peaks(design, again, tables, *mode, offload.activations)
+                if whole:
+                    peaks = peaks + self._kept_casts(design, again, states[which[0]])
+                peaks = peaks[rows]
                 found[index][:, which] = bounds.device_bytes(peaks, resting, fragmentation, outside)
         return found
 
@@ -320,7 +323,15 @@ class DesignBounds:
         at = self.space.states(group).index(state)
         optimizer = 0.0 if choice.offload.optimizer else sharding.optimizer[at]
         update = self.pricing.update_share(group, choice.variant, state) * optimizer
-        return np.asarray(np.maximum(peaks[again.texts.index(choice.recompute)], update) + sharding.resting[at] + optimizer)
+        row = again.texts.index(choice.recompute)
+        resting = sharding.resting[at] + self._kept_casts(design, again, state)[row]
+        return np.asarray(np.maximum(peaks[row], update) + resting + optimizer)
+
+    def _kept_casts(self, design: Design, again: Recomputations, state: State) -> FloatArray:
+        """Bytes of autocast's copies of weights, [R, ranks]."""
+        each = self.pricing.kept_casts(design.group, design.variant, state)
+        weights = self.shardings(design).trained(self.cut(design)[1])
+        return np.outer(np.array([each if text == "none" else 0.0 for text in again.texts]), weights)
 
     def _rests(self, design: Design) -> BoolArray:
         """Under which shardings the resting states fit, with the optimizer on the device and offloaded, [states, 2]."""

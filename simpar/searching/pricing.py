@@ -76,6 +76,7 @@ class Pricing:
         self._weights: dict[object, BlockTable] = {}
         self._by_state: dict[str, tuple[State, ...]] = {}
         self._state_prices: dict[object, StatePricer] = {}
+        self._casts: dict[tuple[str, int], float] = {}
         self._pricers: dict[object, LayoutPricer] = {}
         self._plain: dict[object, list[LayoutPricer]] = {}
         self._outside: dict[Group, float] = {}
@@ -305,6 +306,17 @@ class Pricing:
         """Bytes per weight of each kind of state."""
         return self._stated(group, variant, state).state_bytes
 
+    def kept_casts(self, group: Group, variant: Variant, state: State) -> float:
+        """Bytes per trained weight of autocast's 16-bit copies, which rest where nothing is recomputed."""
+        key = (variant.precision, state.zero_stage)
+        if key not in self._casts:
+            found = 0.0
+            if self.framework.optimizer.autocast:
+                full = self.probe(group, 1, variant, "full", state)
+                found = self._stated(group, variant, state).state_bytes.parameter - full.state_bytes.parameter
+            self._casts[key] = found
+        return self._casts[key]
+
     def _stated(self, group: Group, variant: Variant, state: State) -> Layout:
         """A layout with the states of `variant` and `state`."""
         key = ("bytes", variant.precision, state.zero_stage)
@@ -344,12 +356,13 @@ class Pricing:
     def state_bytes(
         self, group: Group, variant: Variant, state: State, *, passing: bool = False
     ) -> tuple[tuple[float, float], tuple[float, float]]:
-        """Resting bytes per dense and per expert weight: (parameters and gradients, optimizer) each.
+        """Resting bytes per dense and per expert weight: (parameters and gradients, optimizer) each, without `kept_casts`.
 
         `passing`: gradients may exist from the only backward to the update alone; then a bound leaves them out.
         """
         persist = self.framework.optimizer.gradients_persist or not passing
         bytes_ = replace(self.per_weight(group, variant, state), gradients_persist=persist)
+        bytes_ = replace(bytes_, parameter=bytes_.parameter - self.kept_casts(group, variant, state))
         if self._stated(group, variant, state).optimizer.paged:
             bytes_ = replace(bytes_, moments=0.0)
         if self.stays_gathered(group, state):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from simpar.parallel.layout import Layout
 from simpar.program.program import FloatArray, IntArray
-from simpar.result.gathers import whole_embedding_gradient
+from simpar.result.gathers import ddp_buckets, whole_embedding_gradient
 from simpar.searching.blocks import BlockTable, Composition
 from simpar.searching.choice import Group, Pipeline, State, Variant
 from simpar.searching.pricing import Pricing
@@ -284,14 +284,20 @@ class Shardings:
 
     @cached_property
     def _gathered(self) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Of weights that rest gathered: bytes per weight, of a whole embedding's gradient; 1 where tensors stand for gradients."""
-        gathered, whole = np.zeros(len(self.states)), np.zeros(len(self.states))
+        """Bytes per weight of what rests gathered or in DDP's buckets, of a whole embedding's gradient; 1 where tensors stand
+        for gradients."""
+        gathered, whole = self._ddp_buckets.copy(), np.zeros(len(self.states))
         for index, state in enumerate(self.states):
             if self.pricing.stays_gathered(self.group, state):
                 bytes_ = self.pricing.per_weight(self.group, self.variant, state)
                 gathered[index] = bytes_.gather + bytes_.reduce
                 whole[index] = whole_embedding_gradient(self.pricing.state_layout(self.group, self.variant, state).layout)
         return gathered, whole, np.array([float(state.zero_stage < 3) for state in self.states])
+
+    @cached_property
+    def _ddp_buckets(self) -> FloatArray:
+        """Bytes per trained weight of DistributedDataParallel's buckets."""
+        return np.array([ddp_buckets(self.pricing.state_layout(self.group, self.variant, s).layout, 1.0) for s in self.states])
 
     @cached_property
     def _deferred(self) -> FloatArray:
@@ -311,6 +317,12 @@ class Shardings:
             ranks.append(layout.shard_ranks if state.zero_stage == 3 else 1)
         return np.asarray(held[None, :] / np.array(ranks)[:, None])
 
+    def trained(self, cut: Cut) -> FloatArray:
+        """Weights of each rank that train."""
+        if self.pricing.template.training.trainable == "lora":
+            return np.asarray(cut.held @ (cut.composition.counts @ cut.table.lora))
+        return np.asarray(cut.weights.sum(axis=1))
+
     def _lora_bytes(self, cut: Cut, per: FloatArray) -> StateBytes:
         """Frozen weights in their format, and the states of the trained pairs."""
         counts = cut.composition.counts
@@ -320,7 +332,8 @@ class Shardings:
         for index, state in enumerate(self.states):
             layout = self.pricing.state_layout(self.group, self.variant, state).layout
             split = (layout.shard_ranks, layout.expert_shard_ranks) if state.zero_stage == 3 else (1, 1)
-            resting[index] = dense / split[0] + expert / split[1] + trained * per[index, 0, 0] + self.pricing.workspace_bytes
+            each = per[index, 0, 0] + self._ddp_buckets[index]
+            resting[index] = dense / split[0] + expert / split[1] + trained * each + self.pricing.workspace_bytes
             optimizer[index] = trained * per[index, 0, 1]
         return StateBytes(resting, optimizer)
 

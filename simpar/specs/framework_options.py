@@ -57,9 +57,6 @@ def option_conflicts(scenario: Scenario, spec: FrameworkSpec) -> Iterator[Violat
         yield Violation("plan.zero_stage", 3, rule, "0, 1 or 2")
     if plan.offload.parameters and plan.zero_stage < 3:
         yield Violation("plan.offload.parameters", True, "needs weights that are gathered for each layer", "plan.zero_stage = 3")
-    if plan.offload.parameters and scenario.world_size <= plan.tp * plan.pp:
-        rule = "needs data-parallel ranks to gather from"
-        yield Violation("plan.offload.parameters", True, rule, f"more than {plan.tp * plan.pp} GPUs, or false")
     if training.trainable == "all":
         for name, default in (("base_weights", "auto"), ("lora_adapters", 1), ("lora_modules", "attention")):
             if (value := getattr(training, name)) != default:

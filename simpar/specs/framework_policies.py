@@ -183,6 +183,8 @@ class Optimizer(Policy):
         gradient_add_casts: another kernel casts each gradient to the sum's dtype first.
         gradients_persist: gradients live in buffers of their own; False: they exist from the first backward to the update.
         gradients_to_host: gradients rest in host memory where the states do.
+        states_follow_parameters: sharded weights in host memory have their gradients and the optimizer's states there, and are
+            updated there.
         gradient_copy_bytes: bytes per parameter of a second gradient copy in the compute dtype kept beside the main one.
         parameter_bytes: working copy of the weights, a parameter (bf16: 2; FSDP with fp32 shards: 0, in the optimizer's 12).
         frozen_bytes: of a weight that low-rank adaptation leaves as it is, where none are kept to compute with.
@@ -211,6 +213,7 @@ class Optimizer(Policy):
     gradient_add_casts: bool = False
     gradients_persist: bool = True
     gradients_to_host: bool = False
+    states_follow_parameters: bool = False
     gradient_copy_bytes: float = 0.0
     parameter_bytes: float = 2.0
     frozen_bytes: float = 2.0
@@ -244,6 +247,8 @@ class DataParallel(Policy):
         buckets_on_first_pipeline_rank_only: other pipeline ranks and later chunks use a single bucket (Megatron).
         ddp_buckets: without sharding, torch's DistributedDataParallel holds the gradients in its buckets once more, in the dtype of
             the weights, and reduces them bucket by bucket.
+        ddp_holds_gradients: without sharding, DistributedDataParallel's buckets rest beside the gradients that autograd makes, from
+            before the first step on (torch's default gradient_as_bucket_view=False).
         overlap_grad_reduce, overlap_param_gather: defaults of the launch scripts of that time.
         reduces_together: pipeline ranks launch the reductions that overlap at the same time, as those slow the compute beside them.
         sharded_grad_reduce: with sharded optimizer states alone (ZeRO-1) gradients are reduce-scattered ("scatter"), beside the
@@ -277,6 +282,7 @@ class DataParallel(Policy):
     bucket_bytes: float = 0.0
     buckets_on_first_pipeline_rank_only: bool = True
     ddp_buckets: bool = False
+    ddp_holds_gradients: bool = False
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
     reduces_together: bool = False

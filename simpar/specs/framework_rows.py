@@ -262,7 +262,7 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
         (Row((2020, 1),
              {**_TORCH, "zero_stage_with_pp": 1,
               "abilities": ("pure_bf16", "narrow_optimizers", "host_parameters", "fused_kernels", "quantised_base"),
-              "zero_stage_default": 3,
+              "zero_stage_default": 3, "states_follow_parameters": False,
               "bucket_bytes": 0.0, "bucket_elements_min": 5e8, "gradient_dtype": "fp16", "fsdp_reduce_dtype": "fp16",
               "attention": (("", "unfused"),), "optimizer_traffic_bytes": 40.0, "gradients_persist": True, "layer_cpu_s": 1e-3,
               "recompute_default": "full", "optimizer_tensor_cpu_s": 0.0, "fsdp_prefetch_groups": 0, "fsdp_rank_lists": True},

@@ -13,14 +13,15 @@ TORCH: Final[dict[str, Any]] = {
     "optimizer_kernel": "fused", "optimizer_tensor_cpu_s": 18e-6,
     "bucket_elements_min": 0.0, "bucket_elements_per_rank": 0.0, "bucket_bytes": 25.0 * 2**20,
     "buckets_on_first_pipeline_rank_only": False, "attention": (("", "fa2"),), "input_gradient_releases": False,
-    "gradients_persist": False, "contiguous_buffers": False, "experts_in_one_kernel": True,
+    "gradients_persist": False, "contiguous_buffers": False, "experts_in_one_kernel": True, "states_follow_parameters": True,
     "abilities": ("pure_bf16", "optimizer_in_backward", "narrow_optimizers", "quantised_base", "host_parameters", "fused_kernels"),
 }  # fmt: skip
 """What every framework on plain torch modules shares: torch 2.13 sources, saved tensors measured with hooks; 12 bytes per
 logit at the peak as torch's memory tracker counts them (bf16 logits, fp32 log-softmax, its gradient and a transient); a fused loss
 (Liger's, flash-attn's) turns the 16-bit logits into their gradient in place; torch._grouped_mm is one kernel under
 CUTLASS's persistent scheduler (aten/src/ATen/native/cuda/GroupMM.cu); host time of clip_grad_norm_ and a fused AdamW per tensor
-(torch 2.13, one server core)."""
+(torch 2.13, one server core); FSDP1's CPUOffload(offload_params) and FSDP2's CPUOffloadPolicy take parameters, gradients and the
+optimizer's states to the host, where its step runs (distributed/fsdp/api.py, _fully_shard/_fsdp_api.py)."""
 
 NANOTRON: Final = (
     Row(

@@ -34,7 +34,8 @@ class OffloadSpec(Spec):
     optimizer: bool = False
     """Optimizer states live and are updated on the host: gradients go down, parameters come back."""
     parameters: bool = False
-    """Shards of the weights live on the host and come up before each gather (ZeRO-Infinity, FSDP's CPU offload); ZeRO stage 3."""
+    """Shards of the weights live on the host and come up before each gather (ZeRO-Infinity, FSDP's CPU offload); ZeRO stage 3.
+    Torch's FSDP takes gradients and optimizer along."""
 
 
 class PlanSpec(Spec):

@@ -107,8 +107,9 @@ class TrainingSpec(Spec):
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Probability, in attention and after it and the MLP; none = what the model's file states where the framework runs the
     model's own code, else 0."""
-    attention_kernel: Literal["auto", "unfused", "fa1", "fa2", "fa3", "flex", "cudnn"] = "auto"
-    """auto = the framework's of that time on that GPU."""
+    attention_kernel: Literal["auto", "unfused", "fa1", "fa2", "fa3", "flex", "cudnn", "efficient"] = "auto"
+    """auto = the framework's of that time on that GPU. efficient: torch's memory-efficient kernel under a mask that is a tensor,
+    which scaled_dot_product_attention runs for a padded batch; it leaves no pair out."""
     cross_entropy: Literal["auto", "unfused", "fused", "chunked", "linear", "tiled"] = "auto"
     """unfused: torch's on an fp32 copy of the logits; fused: one kernel that turns 16-bit logits into their gradient; chunked: by
     pieces of the sequence; linear: head and loss in one (Liger's fused linear cross-entropy), which never keeps logits; tiled: the
