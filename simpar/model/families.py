@@ -154,7 +154,7 @@ TABLE: Final[dict[str, Family]] = {
     "step3p7": Family(qk_norm="head", gate="head", mlp_bias=False),
     "step3p5": Family(qk_norm="head", gate="head", mlp_bias=False),
     "hyperclovax": Family(layout="sandwich"),
-    **dict.fromkeys(("apertus", "apertus1p5_text"), Family(qk_norm="head", gated=False, mlp_scalars=2)),
+    **dict.fromkeys(("apertus", "apertus1p5_text"), Family(qk_norm="head", mlp_bias=False, gated=False, mlp_scalars=2)),
     "arcee": Family(gated=False),
     "nanochat": Family(norm="unweighted", mlp_bias=False, gated=False),
     "jais2": replace(GPT, qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias"),

@@ -135,6 +135,8 @@ def _whole(keys: Keys) -> ArchitectureSpec:
         model = model.model_copy(update={"extra": (*model.extra, patch_embedding(side * side * channels, text))})
     tied = _tied(keys, text)
     towers = _towers(keys, model.stacks[-1].hidden_size)
+    if not towers and "vision_config" in class_defaults()["parts"].get(keys.model_type, {}):
+        keys.note("vision_config is missing: the decoder alone is read")
     if not towers and not keys.unknown and keys.model_type not in (*BY_PARENT, *TYPE_OF_PARENT, *ALIASES, *TEXT_ONLY):
         _unknown_family(keys)
     return model.model_copy(update={"tie_word_embeddings": tied, "stacks": (*towers, *model.stacks)})

@@ -137,6 +137,7 @@ class NemotronH(Decoder):
 
     def __init__(self, keys: Any, family: Any) -> None:
         pattern = keys.get("hybrid_override_pattern")
+        pattern = "".join(pattern) if isinstance(pattern, list) else pattern
         given = keys.listed("layers_block_type", "layer_types")
         names = [NEMOTRON_LETTERS.get(letter, letter) for letter in pattern.replace("|", "").split("/")[0]] if pattern else given
         self.names = names or ["mamba", "moe", "full_attention", "mlp"]
