@@ -109,6 +109,13 @@ def test_halves_of_layers_and_a_pattern_in_pieces_are_counted_as_the_class_does(
     assert totals(read(table, file="nemotron_h"), 128).parameters == parameters
 
 
+def test_a_pair_of_encoders_that_says_how_it_ties_a_head_has_none() -> None:
+    table = written(made("clip"), difference=False)
+    for part in (table, table["text_config"]):
+        part["tie_word_embeddings"] = True
+    assert totals(read(table, file="clip"), 128).parameters == counted("clip", from_file(copy.deepcopy(table)))
+
+
 def test_a_missing_size_is_named_rather_than_what_follows_from_it() -> None:
     table = written(made("bart"), difference=False)
     del table["d_model"]

@@ -249,6 +249,7 @@ SWITCHED: list[tuple[str, dict[str, Any]]] = [
     ("kimi_k25", {"vision_config": {"hidden_size": 576}, "projection_hidden_size": 576}),
     ("muse_glimmer", {"vision_config": {"pos_emb_height": 16}}), ("ovis2", {"vision_config": {"qkv_bias": True}}),
     ("phi4_multimodal", {"audio_config": {"depthwise_multiplier": 2}}),
+    ("gemma4", {"audio_config": {"num_hidden_layers": 3, "subsampling_conv_channels": [64, 32], "output_proj_dims": 512}}),
     ("dots3_note", {"vision_config": {"num_hidden_layers": 3, "pyramid_num_routed": [-1, 4, 8]}}),
 ]  # fmt: skip
 """Switches that change what a class builds, at values that are not its defaults."""
