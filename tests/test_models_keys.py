@@ -51,6 +51,7 @@ CONTRADICTORY: list[tuple[str, str, Any]] = [
     ("esmc", "head_dim", 32), ("gemma3n_text", "num_kv_shared_layers", 30), ("helium", "head_dim", 64),
     ("longcat_flash", "qk_head_dim", 96), ("mpt", "expansion_ratio", 2), ("xlstm", "embedding_dim", 2048),
     ("zamba", "attention_hidden_size", 3712), ("zamba2", "tie_word_embeddings", False),
+    ("bitnet", "num_attention_heads", 12), ("roformer", "num_attention_heads", 7),
     ("apertus", "mlp_bias", True), ("deepseek_v4", "intermediate_size", 96), ("longcat_flash", "num_hidden_layers", 7),
     ("mimo_v2_flash", "n_shared_experts", 1), ("minimax", "shared_intermediate_size", 128),
 ]  # fmt: skip

@@ -172,7 +172,8 @@ class NemotronH(Decoder):
     def expert_fields(self, i: int) -> dict[str, Any]:
         fields = super().expert_fields(i)
         shared = self.k.get("moe_shared_expert_intermediate_size", default=0)  # built whatever n_shared_experts says
-        return {**fields, "input_size": self.k.get("moe_latent_size"), "shared_width": int(shared)}
+        biases = (vector("shared_biases", int(shared) + self.hidden),) if shared and self.flag("mlp_bias") else ()
+        return {**fields, "input_size": self.k.get("moe_latent_size"), "shared_width": int(shared), "extra": biases}
 
 
 class Zamba2(Decoder):
