@@ -51,6 +51,9 @@ CONTRADICTORY: list[tuple[str, str, Any]] = [
     ("esmc", "head_dim", 32), ("gemma3n_text", "num_kv_shared_layers", 30), ("helium", "head_dim", 64),
     ("longcat_flash", "qk_head_dim", 96), ("mpt", "expansion_ratio", 2), ("xlstm", "embedding_dim", 2048),
     ("zamba", "attention_hidden_size", 3712), ("zamba2", "tie_word_embeddings", False),
+    ("bitnet", "num_attention_heads", 12), ("roformer", "num_attention_heads", 7),
+    ("apertus", "mlp_bias", True), ("deepseek_v4", "intermediate_size", 96), ("longcat_flash", "num_hidden_layers", 7),
+    ("mimo_v2_flash", "n_shared_experts", 1), ("minimax", "shared_intermediate_size", 128),
 ]  # fmt: skip
 """Sizes with which a class is built but does not run, or keys that it does not read and its published weights follow."""
 
@@ -90,6 +93,28 @@ def test_heads_of_an_encoder_that_do_not_fill_its_width_are_refused() -> None:
     table = {"model_type": "mistral3", "text_config": text, "vision_config": {"model_type": "pixtral", "head_dim": 32}}
     with pytest.raises(InputError, match=r"vision_config\.head_dim = 32: is not hidden_size / num_attention_heads \(16\) = 64"):
         read(table)
+
+
+def test_halves_of_layers_and_a_pattern_in_pieces_are_counted_as_the_class_does() -> None:
+    table = written(made("longcat_flash"), difference=False)
+    table["num_hidden_layers"] = 2 * table.pop("num_layers")
+    parameters = counted("longcat_flash", from_file(copy.deepcopy(table)))
+    assert totals(read(table, file="longcat_flash"), 128).parameters == parameters
+    table = {
+        **written(made("nemotron_h"), difference=False),
+        "hybrid_override_pattern": ["M", "*", "M", "-"],
+        "num_hidden_layers": 4,
+    }
+    del table["layers_block_type"], table["time_step_limit"]
+    parameters = counted("nemotron_h", from_file(copy.deepcopy(table)))
+    assert totals(read(table, file="nemotron_h"), 128).parameters == parameters
+
+
+def test_a_pair_of_encoders_that_says_how_it_ties_a_head_has_none() -> None:
+    table = written(made("clip"), difference=False)
+    for part in (table, table["text_config"]):
+        part["tie_word_embeddings"] = True
+    assert totals(read(table, file="clip"), 128).parameters == counted("clip", from_file(copy.deepcopy(table)))
 
 
 def test_a_missing_size_is_named_rather_than_what_follows_from_it() -> None:

@@ -234,7 +234,8 @@ SWITCHED: list[tuple[str, dict[str, Any]]] = [
     ("dinov3_vit", {"use_gated_mlp": True, "key_bias": True, "query_bias": False}),
     ("dinov3_vit", {"proj_bias": False, "mlp_bias": False}),
     ("t5", {"is_gated_act": True}), ("mt5", {"feed_forward_proj": "relu"}), ("opt", {"enable_bias": False}),
-    ("nemotron_h", {"use_bias": True, "n_shared_experts": 0}), ("speech_to_text", {"tie_word_embeddings": False}),
+    ("nemotron_h", {"use_bias": True, "n_shared_experts": 0}), ("nemotron_h", {"mlp_bias": True}),
+    ("speech_to_text", {"tie_word_embeddings": False}),
     ("hubert", {"feat_proj_layer_norm": False}), ("llama4_text", {"intermediate_size_mlp": 4096}),
     ("esmc", {"tie_word_embeddings": True}),
     ("internvl", {"vision_config": {"use_qk_norm": True, "norm_type": "rms_norm", "use_mask_token": True}}),
@@ -249,6 +250,7 @@ SWITCHED: list[tuple[str, dict[str, Any]]] = [
     ("kimi_k25", {"vision_config": {"hidden_size": 576}, "projection_hidden_size": 576}),
     ("muse_glimmer", {"vision_config": {"pos_emb_height": 16}}), ("ovis2", {"vision_config": {"qkv_bias": True}}),
     ("phi4_multimodal", {"audio_config": {"depthwise_multiplier": 2}}),
+    ("gemma4", {"audio_config": {"num_hidden_layers": 3, "subsampling_conv_channels": [64, 32], "output_proj_dims": 512}}),
     ("dots3_note", {"vision_config": {"num_hidden_layers": 3, "pyramid_num_routed": [-1, 4, 8]}}),
 ]  # fmt: skip
 """Switches that change what a class builds, at values that are not its defaults."""

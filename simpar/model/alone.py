@@ -107,6 +107,8 @@ class Pair:
         k = self.k
         words = k.child("text_config", like=self.text) or Keys({}, k.file, "text_config.", self.text)
         images = k.child("vision_config", like=self.vision) or Keys({}, k.file, "vision_config.", self.vision)
+        for part in (k, words, images):
+            part.used.add("tie_word_embeddings")  # there is no head
         text, extra = text_stack(words)
         vision = vision_stack(images, TOWERS[self.vision])
         return ArchitectureSpec(

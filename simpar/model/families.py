@@ -33,7 +33,7 @@ GENERAL: Final = Family(
 PLAIN: Final = Family(qkv_bias=False, o_bias=False, mlp_bias=False)
 GPT: Final = Family(norm="layernorm", qkv_bias=True, o_bias=True, mlp_bias=True, gated=False)
 PACKED: Final = replace(GPT, packed=True)
-BERT: Final = replace(GPT, layout="post", final_norm=False, tied=True)
+BERT: Final = replace(GPT, layout="post", final_norm=False, square=True, tied=True)
 QWEN3: Final = Family(qk_norm="head", mlp_bias=False)
 POST: Final = Family(layout="post", qk_norm="full", mlp_bias=False)
 GEMMA: Final = Family(layout="sandwich", mlp_bias=False)
@@ -46,7 +46,7 @@ FLA = tuple(name for name in FLA_READERS if name not in ("rwkv6", "rwkv7", *FLA_
 SAME: Final[dict[str, Family]] = {
     **dict.fromkeys(
         ("llama", "cwm", "granite", "iquestcoder", "smollm3", "internlm3", "granitemoe", "granitemoeshared",
-         "mllama_text_model", "nemotron-nas", "kimi_k2", "bamba", "falcon_h1", "zamba", "zamba2", "diffllama", "bitnet",
+         "mllama_text_model", "nemotron-nas", "kimi_k2", "bamba", "falcon_h1", "zamba", "zamba2", "diffllama",
          "vaultgemma", "mamba", "mamba2", "falcon_mamba", "samba", "mla", "llama4_text", "deepseek_v4", "exaone", "yi",
          "baichuan", "hunyuan_vl_text", "granite_docling_text", "internlm2", "deepseek", "minicpm"),
         LLAMA,
@@ -95,6 +95,7 @@ TABLE: Final[dict[str, Family]] = {
     ),
     "hunyuan": Family(qk_norm="use_qk_norm", tied=True),
     "deci": LLAMA,
+    "bitnet": Family(square=True),
     "arctic": LLAMA,
     "grok-1": Family(layout="sandwich"),
     "orion": Family(norm="layernorm"),
@@ -154,7 +155,7 @@ TABLE: Final[dict[str, Family]] = {
     "step3p7": Family(qk_norm="head", gate="head", mlp_bias=False),
     "step3p5": Family(qk_norm="head", gate="head", mlp_bias=False),
     "hyperclovax": Family(layout="sandwich"),
-    **dict.fromkeys(("apertus", "apertus1p5_text"), Family(qk_norm="head", gated=False, mlp_scalars=2)),
+    **dict.fromkeys(("apertus", "apertus1p5_text"), Family(qk_norm="head", mlp_bias=False, gated=False, mlp_scalars=2)),
     "arcee": Family(gated=False),
     "nanochat": Family(norm="unweighted", mlp_bias=False, gated=False),
     "jais2": replace(GPT, qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias"),
@@ -224,7 +225,7 @@ TABLE: Final[dict[str, Family]] = {
     **dict.fromkeys(BERT_LIKE, BERT),
     **dict.fromkeys(("megatron-bert", "xlm-roberta-xl", "roberta-prelayernorm"), replace(BERT, layout="pre", final_norm=True)),
     "gte": replace(BERT, gated=True),
-    "nomic_bert": replace(BERT, gated=True, qkv_bias=False, o_bias=False, mlp_bias=False),
+    "nomic_bert": replace(BERT, square=False, gated=True, qkv_bias=False, o_bias=False, mlp_bias=False),
     "esm": replace(BERT, layout="pre", final_norm=True),
     "esmc": Family(
         norm="layernorm_no_bias", qk_norm="full", qk_norm_kind="layernorm_no_bias", head_bias=True, square=True, tied=None

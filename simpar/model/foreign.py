@@ -26,6 +26,6 @@ USUAL: Final[dict[str, tuple[Any, ...]]] = {
     "use_head_wise_attn_gate": (True,), "use_moe_router_bias": (True,), "att_impl_type": ("GQA",), "sandwich_norm": (True,),
     "activation_type": ("silu",), "alibi_bias_max": (8.0,), "block_group_size": (1,), "block_type": ("llama",),
     "attention_layer_norm_with_affine": (True,), "layer_norm_with_affine": (True,), "mlp_ratio": (4,), "rope": (True,),
-    "lm_head": (True,), "rm_head": (False,),
+    "lm_head": (True,), "rm_head": (False,), "normalize_embedding": (True,),
 }  # fmt: skip
 """Values that say what the classes which write the key always build."""

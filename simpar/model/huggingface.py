@@ -14,7 +14,7 @@ from simpar.model.families import ALIASES, GENERAL, READERS, TABLE
 from simpar.model.forms import short
 from simpar.model.projectors import joined_weight
 from simpar.model.remote import SPEECH, WORDS, deepseek_ocr
-from simpar.model.speech import phi4_audio
+from simpar.model.speech import CONFORMERS
 from simpar.model.towers import BY_PARENT, TOWERS, TYPE_OF_PARENT, WHOLE, joined_patches, vision_stack
 from simpar.specs.architecture import ArchitectureSpec, StackSpec
 from simpar.specs.mixers import WeightSpec
@@ -135,6 +135,8 @@ def _whole(keys: Keys) -> ArchitectureSpec:
         model = model.model_copy(update={"extra": (*model.extra, patch_embedding(side * side * channels, text))})
     tied = _tied(keys, text)
     towers = _towers(keys, model.stacks[-1].hidden_size)
+    if not towers and "vision_config" in class_defaults()["parts"].get(keys.model_type, {}):
+        keys.note("vision_config is missing: the decoder alone is read")
     if not towers and not keys.unknown and keys.model_type not in (*BY_PARENT, *TYPE_OF_PARENT, *ALIASES, *TEXT_ONLY):
         _unknown_family(keys)
     return model.model_copy(update={"tie_word_embeddings": tied, "stacks": (*towers, *model.stacks)})
@@ -218,8 +220,8 @@ def _towers(keys: Keys, hidden: int) -> tuple[StackSpec, ...]:
     for tower in (vision, audio):
         if tower is not None:
             tower.used.add("tie_word_embeddings")  # an encoder has none
-    if audio is not None and audio.model_type == "phi4_multimodal_audio":
-        found.append(phi4_audio(keys, audio, hidden))
+    if audio is not None and audio.model_type in CONFORMERS:
+        found.append(CONFORMERS[audio.model_type](keys, audio, hidden))
     elif audio is not None and audio.model_type in AUDIO_TOWERS:
         found.append(audio_stack(keys, audio, AUDIO_TOWERS[audio.model_type], hidden))
     elif audio is not None:

@@ -137,6 +137,7 @@ class NemotronH(Decoder):
 
     def __init__(self, keys: Any, family: Any) -> None:
         pattern = keys.get("hybrid_override_pattern")
+        pattern = "".join(pattern) if isinstance(pattern, list) else pattern
         given = keys.listed("layers_block_type", "layer_types")
         names = [NEMOTRON_LETTERS.get(letter, letter) for letter in pattern.replace("|", "").split("/")[0]] if pattern else given
         self.names = names or ["mamba", "moe", "full_attention", "mlp"]
@@ -171,7 +172,8 @@ class NemotronH(Decoder):
     def expert_fields(self, i: int) -> dict[str, Any]:
         fields = super().expert_fields(i)
         shared = self.k.get("moe_shared_expert_intermediate_size", default=0)  # built whatever n_shared_experts says
-        return {**fields, "input_size": self.k.get("moe_latent_size"), "shared_width": int(shared)}
+        biases = (vector("shared_biases", int(shared) + self.hidden),) if shared and self.flag("mlp_bias") else ()
+        return {**fields, "input_size": self.k.get("moe_latent_size"), "shared_width": int(shared), "extra": biases}
 
 
 class Zamba2(Decoder):

@@ -191,6 +191,12 @@ class MiniMaxHybrid(Decoder):
     def layer_type(self, i: int) -> str:
         return "full_attention" if i % 2 == 0 else "linear_attention"
 
+    def shared_width(self, width: int) -> int:
+        self.k.meet(
+            "shared_intermediate_size", self.k.get("shared_intermediate_size", default=0), 0, "the width that its class builds"
+        )
+        return 0
+
     def mixer(self, i: int) -> tuple[BranchSpec, ...]:
         if self.types[i] != "linear_attention":
             return super().mixer(i)

@@ -46,6 +46,10 @@ class MimoV2(Decoder):
             return i > 0
         return super().is_expert_layer(i)
 
+    def shared_width(self, width: int) -> int:
+        self.k.meet("n_shared_experts", self.k.get("n_shared_experts", default=0), 0, "the number that its class builds")
+        return 0
+
     def attention_fields(self, i: int) -> dict[str, Any]:
         fields = super().attention_fields(i)
         v = self.k.get("v_head_dim", default=self.head_dim)

@@ -74,6 +74,12 @@ class DeepseekV4(Decoder):
         self.k.get("n_shared_experts")
         return width
 
+    def expert_width(self) -> int:
+        width, other = super().expert_width(), self.k.config.get("intermediate_size")
+        if other is not None:
+            self.k.meet("intermediate_size", other, width, "moe_intermediate_size")
+        return width
+
     def expert_fields(self, i: int) -> dict[str, Any]:
         fields = super().expert_fields(i)
         bias = (vector("shared_bias", 2 * fields["width"] + self.hidden),) if self.flag("mlp_bias") else ()
@@ -175,6 +181,14 @@ class HyV4(Decoder):
 
 class Longcat(Decoder):
     """Two attentions and two dense feed-forwards per layer; the experts start after the first attention and end with the layer."""
+
+    def __init__(self, keys: Any, family: Any) -> None:
+        number, halves = keys.config.get("num_layers"), keys.config.get("num_hidden_layers")
+        if number and halves:
+            keys.meet("num_hidden_layers", halves, 2 * number, "2 x num_layers")
+        if halves:  # its class counts every half of a layer
+            keys.config = {**keys.config, "num_hidden_layers": number or halves // 2}
+        super().__init__(keys, family)
 
     def latent_fields(self, i: int) -> dict[str, Any]:
         fields = super().latent_fields(i)

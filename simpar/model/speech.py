@@ -265,6 +265,41 @@ def phi4_audio(file: Keys, k: Keys, text: int) -> StackSpec:
     )  # fmt: skip
 
 
+def gemma4_audio(file: Keys, k: Keys, text: int) -> StackSpec:
+    """Gemma 4's Conformer: feed-forwards and attention between norms, a windowed attention with projected distances, a gated
+    pointwise convolution before the depthwise one; two strided convolutions in front, two matrices behind.
+    """
+    h, heads, out = k.number("hidden_size"), k.number("num_attention_heads"), k.number("output_proj_dims", default=1536)
+    first, second = k.get("subsampling_conv_channels", default=[128, 32])
+    k.get("attention_chunk_size", "attention_context_right", "attention_invalid_logits_value", "attention_logit_cap")
+    k.get("residual_weight", "use_clipped_linears", "gradient_clipping")
+    attention = AttentionSpec(
+        num_heads=heads, num_key_value_heads=heads, head_dim=h // heads, window=k.number("attention_context_left", default=13),
+        position="relative", extra=(vector("scale_by_channel", h // heads), linear("distances", h, h, False)),
+    )  # fmt: skip
+    depthwise = WeightSpec(name="depthwise", kind="conv", inputs=k.number("conv_kernel_size", default=5), outputs=h)
+    inside = (linear("gate", h, 2 * h, False), depthwise, linear("pointwise", h, h, False), vector("norm", h))
+    mlp = SublayerSpec(branches=(FeedForwardSpec(width=4 * h, gated=False),), norm="sandwich")
+    steps = (
+        mlp,
+        SublayerSpec(branches=(attention,), norm="sandwich"),
+        SublayerSpec(branches=(CustomSpec(label="convolution", extra=inside),)),
+        mlp,
+    )
+    stem = (
+        linear("convolution_1", 9, first, False), linear("convolution_2", 9 * first, second, False),
+        vector("convolution_norms", first + second), linear("subsampled", first // 4 * second, h, False),
+    )  # fmt: skip
+    return StackSpec(
+        name="audio", hidden_size=h, layers={"conformer": LayerSpec(sublayers=steps, extra=(vector("norm_out", h),))},
+        pattern=(f"conformer*{k.number('num_hidden_layers')}",), norm="rmsnorm", final_norm=False, tower=True,
+        extra=(*stem, linear("output", h, out), linear("projector", out, text, False)),
+    )  # fmt: skip
+
+
+CONFORMERS = {"phi4_multimodal_audio": phi4_audio, "gemma4_audio": gemma4_audio}
+"""Audio encoders beside a decoder that are no Whisper's layers."""
+
 SPEECH_READERS: dict[str, Any] = {
     **dict.fromkeys(("wav2vec2", "hubert", "unispeech", "unispeech-sat"), Wav2Vec2),
     "wavlm": WavLM, "data2vec-audio": Data2VecAudio, "parakeet_ctc": Conformer,
