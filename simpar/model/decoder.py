@@ -6,10 +6,10 @@ mixers of its own derives from `Decoder` and overrides the method that builds th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from simpar.model.config_keys import EXPERTS, PER_TOKEN, TIED, UNDERSTOOD, Keys
+from simpar.model.family import Family
 from simpar.model.pieces import deal, norm_extra
 from simpar.specs.architecture import MOST_LAYERS, ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec
 from simpar.specs.mixers import (
@@ -19,56 +19,8 @@ from simpar.specs.mixers import (
     FeedForwardSpec,
     IndexerSpec,
     LatentAttentionSpec,
-    NormKind,
     WeightSpec,
 )
-
-Layout = Literal["pre", "post", "sandwich", "parallel", "parallel_norms"]
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """What a model type's class builds without asking its file. A string names the key that says it."""
-
-    norm: NormKind = "rmsnorm"
-    layout: Layout = "pre"
-    qkv_bias: bool | str = "attention_bias"
-    o_bias: bool | str = "attention_bias"
-    mlp_bias: bool | str = "mlp_bias"
-    expert_bias: bool = False
-    gated: bool = True
-    qk_norm: Literal["none", "head", "full"] | str = "none"
-    """Kind of the norm, or the key that switches one per head on."""
-    qk_norm_kind: NormKind = "rmsnorm"
-    gate: Literal["none", "element", "head"] = "none"
-    sinks: bool = False
-    packed: bool = False
-    """One matrix of queries, keys and values."""
-    dense_up_to: int | None = None
-    """Experts that its class takes for none; where a class has several by default it builds whatever number the file says."""
-    first_dense: int = 0
-    """Layers before the first with experts, where no key says it."""
-    router_bias: bool | str = False
-    shared_gate: bool = False
-    window_every_layer: bool = True
-    """A `sliding_window` without a pattern holds for all layers; False: it is void."""
-    full_every: int = 0
-    """Every so many layers one has full attention, the others the window, where no key says it."""
-    position: Literal["rope", "none", "alibi", "absolute"] = "rope"
-    activation: str = "silu"
-    """Where the file has none."""
-    positions: str = ""
-    """Key of the rows of a learned position table."""
-    position_offset: int = 0
-    head_bias: bool | str = False
-    embedding_norm: bool = False
-    final_norm: bool = True
-    mlp_scalars: int = 0
-    """Learned scalars of the activation (Apertus)."""
-    square: bool = False
-    """The heads' widths add up to the hidden size, whatever `head_dim` says: its class multiplies or normalises by that size."""
-    tied: bool | None = False
-    """Whether the head is tied where neither file nor class says; None: the class ties nothing, whatever the file says."""
 
 
 class Decoder:
@@ -97,7 +49,7 @@ class Decoder:
             keys.note("sparse_config: attention that skips blocks of a long text is read as full attention")
         if set(keys.config.get("attn_type_list") or [0]) == {1} and "attn_type_list" not in keys.used:
             keys.used.add("attn_type_list")  # softmax everywhere
-        keys.used.update(name for name, value in _constants(family).items() if keys.config.get(name) in value)
+        keys.used.update(name for name, value in family.constants().items() if keys.config.get(name) in value)
 
     def at(self, i: int, name: str, default: Any) -> Any:
         """`name` of layer `i` where the file lists it by layer, else `default`."""
@@ -397,14 +349,3 @@ class Decoder:
     def architecture(self) -> ArchitectureSpec:
         """What the file describes."""
         return ArchitectureSpec(stacks=(self.stack(),), **self.outside())
-
-
-def _constants(f: Family) -> dict[str, tuple[Any, ...]]:
-    """Keys that say what the family's class builds anyway, and the values with which they agree with it."""
-    found: dict[str, tuple[Any, ...]] = {
-        "attn_output_gate": (f.gate != "none",), "attention_output_gate": (f.gate != "none",),
-        "use_qk_norm": (f.qk_norm != "none",), "qk_norm": (f.qk_norm != "none",),
-        "qk_norm_type": ({"full": "per_layer", "head": "per_head"}.get(f.qk_norm),), "qk_layernorm": (f.qk_norm != "none",),
-    }  # fmt: skip
-    biases = {"attention_bias": f.qkv_bias, "qkv_bias": f.qkv_bias, "mlp_bias": f.mlp_bias, "use_bias": f.mlp_bias}
-    return found | {name: (value,) for name, value in biases.items() if isinstance(value, bool)}

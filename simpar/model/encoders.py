@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from simpar.model.config_keys import Keys
-from simpar.model.decoder import Decoder, Family
+from simpar.model.decoder import Decoder
+from simpar.model.family import Family
 from simpar.model.pieces import norm_extra
 from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec
 from simpar.specs.mixers import AttentionSpec, BranchSpec, ExpertsSpec, FeedForwardSpec, NormKind, WeightSpec

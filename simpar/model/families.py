@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from simpar.model.alone import ALONE_READERS
 from simpar.model.bert import BERT_LIKE, BERT_READERS
-from simpar.model.decoder import Family
 from simpar.model.encoders import ENCODER_READERS
+from simpar.model.family import Family
 from simpar.model.fla import FLA_READERS
 from simpar.model.gemma import GEMMA_READERS
 from simpar.model.hybrids import HYBRID_READERS

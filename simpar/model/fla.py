@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from simpar.model.config_keys import Keys
-from simpar.model.decoder import Decoder, Family
+from simpar.model.decoder import Decoder
+from simpar.model.family import Family
 from simpar.model.hybrids import PureMamba
 from simpar.model.pieces import vector
 from simpar.specs.mixers import AttentionSpec, BranchSpec, CustomSpec, DeltaSpec, FeedForwardSpec, LinearAttentionSpec, WeightSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from simpar.model.config_keys import Keys
-from simpar.model.decoder import Family
+from simpar.model.family import Family
 from simpar.model.pieces import norm_extra, vector
 from simpar.model.projectors import Weights, linear
 from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec
