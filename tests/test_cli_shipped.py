@@ -14,12 +14,13 @@ import typer
 from typer.testing import CliRunner
 
 import simpar
-from simpar.api.first_plan import first_plan
+from simpar.api.first_plan import first_layout, first_plan
 from simpar.cli import app, main
 from simpar.cli.listing import print_table
 from simpar.errors import InputError
 from simpar.evidence import results_md
 from simpar.interop.profile_text import profile_text
+from simpar.readings import outcome_of
 from simpar.searching.abilities import ability
 from simpar.specs import base
 from simpar.specs.base import data_dir, read_toml
@@ -28,7 +29,8 @@ from simpar.specs.hardware import load_hardware, profile_names, read_profile
 from simpar.specs.models_io import model_names
 from simpar.specs.options import RunOptions
 from simpar.specs.planfile import make_plan, read_plan_table
-from simpar.specs.scenario import read_scenario
+from simpar.specs.scenario import make_scenario, read_scenario
+from simpar.step import simulate
 
 SMALL = "zero-7.5b_a100x64_zero1"
 OPTIONS = (
@@ -454,6 +456,47 @@ def test_a_first_plan_of_one_gpu_shards_nothing_where_its_framework_does_not() -
         return int(first_plan(options.table(None)[0])[0]["zero_stage"])
 
     assert (stage("transformers"), stage("torchtune"), stage("deepspeed")) == (0, 0, 3)
+
+
+def test_a_first_plan_recomputes_where_that_is_faster_than_more_ranks() -> None:
+    """Without recomputation 64 pipeline stages are not enough for 405B on 128 nodes."""
+    options = RunOptions("llama3.1-405b", "dgx-h100", 128, 8192, 256, "megatron-core")
+    table = options.table(None)[0]
+    plan, fits = first_plan(table)
+    assert fits
+    assert (plan["recompute"], plan["tp"], plan["pp"]) == ("full", 8, 8)
+    assert not simulate(make_scenario({**table, "plan": plan | {"recompute": "none"}}), detail="stage").fits
+
+
+def test_a_first_plan_is_likely_to_fit_where_one_is() -> None:
+    options = RunOptions("llama3.1-8b", "rtx-4090", None, 2048, 16, "transformers", num_gpus=2)
+    table, _ = options.table(None)
+    table["training"]["trainable"] = "lora"
+    first, fits = first_plan(table)
+    assert fits
+    chances = [
+        outcome_of(simulate(make_scenario({**table, "plan": first | {"recompute": how}}), detail="stage")).chance_to_fit
+        for how in ("none", first["recompute"])
+    ]
+    assert chances[0] < 0.9 <= chances[1]
+
+
+def test_a_first_micro_batch_grows_while_it_pays() -> None:
+    options = RunOptions("llama3.2-1b", "dgx-h100", 1, 1024, 256, "megatron-core")
+    table, _ = options.table(None)
+
+    def seconds(size: int) -> float:
+        training = {**table["training"], "micro_batch_size": size}
+        return simulate(make_scenario({**found, "training": training}), detail="stage").step_time_s
+
+    found, fits = first_layout(table)
+    size = found["training"]["micro_batch_size"]
+    assert fits
+    assert size > 1
+    assert seconds(size) < 0.98 * seconds(size // 2)
+    assert seconds(2 * size) > 0.98 * seconds(size)
+    table["training"]["micro_batch_size"] = 2
+    assert first_layout(table)[0]["training"]["micro_batch_size"] == 2
 
 
 def test_what_every_layout_breaks_is_said() -> None:

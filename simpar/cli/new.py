@@ -43,7 +43,7 @@ num_nodes = {num_nodes} # of {gpus_per_node} GPUs{part}
 [training]
 sequence_length = {sequence_length} # tokens per sequence
 global_batch_size = {global_batch} # sequences per step, over all data-parallel ranks
-micro_batch_size = 1 # sequences per micro-batch
+micro_batch_size = {micro_batch} # sequences per micro-batch
 precision = {precision} # bf16, fp16, fp8, mxfp8, ...
 optimizer = "adamw"
 """
@@ -161,7 +161,7 @@ def scenario_file(options: RunOptions, out: Path) -> str:
     Raises:
         InputError: options are missing or wrong.
     """
-    from simpar.api.first_plan import first_plan
+    from simpar.api.first_plan import first_layout
     from simpar.interop.scenario_text import toml_value
     from simpar.specs.scenario import make_scenario
     from simpar.topology.mesh import Mesh
@@ -169,8 +169,8 @@ def scenario_file(options: RunOptions, out: Path) -> str:
     table, _ = options.table(None)
     table.setdefault("framework", "megatron-core")
     table["training"]["precision"] = _precision(table["cluster"]["hardware"])
-    plan, fits = first_plan(table)
-    scenario = make_scenario({**table, "plan": plan})
+    table, fits = first_layout(table)
+    plan, scenario = table["plan"], make_scenario(table)
     training = scenario.training
     lines = [f"{key} = {toml_value(value)} # {_COMMENTS[key]}" for key, value in plan.items()]
     title = f"{scenario.model.name or table['model']} on {scenario.world_size} {scenario.hardware.gpu.name}"
@@ -182,7 +182,7 @@ def scenario_file(options: RunOptions, out: Path) -> str:
         gpus_per_node=scenario.hardware.gpus_per_node,
         verdict=f"{'the first layout that fits' if fits else 'DOES NOT FIT: the closest layout'} ({plan_text(plan)}), not the best",
         plan="\n".join(lines), dp=Mesh.of(scenario.plan, scenario.world_size).dp, sequence_length=training.sequence_length,
-        global_batch=training.global_batch_size, precision=toml_value(training.precision),
+        global_batch=training.global_batch_size, micro_batch=training.micro_batch_size, precision=toml_value(training.precision),
     )  # fmt: skip
 
 

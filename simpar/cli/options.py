@@ -175,11 +175,13 @@ def chosen_table(scenario: Path | None, options: RunOptions, overrides: Sequence
     """
     table, file = options.table(scenario, overrides)
     if scenario is None and not {"tp", "cp", "pp", "dp", "ep"} & set(table.get("plan", {})):
-        from simpar.api.first_plan import first_plan
+        from simpar.api.first_plan import first_layout
 
-        table["plan"], fits = first_plan(table, file)
+        asked = table["training"]
+        table, fits = first_layout(table, file)
         which = "the first layout that fits" if fits else "no layout fits; the closest"
-        print(f"simpar: {which}: {plan_text(table['plan'])}; `simpar search` finds the best", file=sys.stderr)
+        micro = "" if table["training"] is asked else f", micro_batch_size {table['training']['micro_batch_size']}"
+        print(f"simpar: {which}: {plan_text(table['plan'])}{micro}; `simpar search` finds the best", file=sys.stderr)
     return table, file
 
 
