@@ -148,6 +148,7 @@ def test_a_rank_that_does_not_come_is_one_message(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_one_message_and_measurements_stay(tmp_path: Path) -> None:
     out, port = tmp_path / "two.toml", _port()
     store = out.with_suffix(".jsonl")

@@ -101,7 +101,7 @@ def _kept(store: Path) -> int:
     return sum(path.stat().st_size for path in store.parent.glob(f"{store.name}*"))
 
 
-@pytest.mark.parametrize("moment", ["the first worker starts", "workers answer"])
+@pytest.mark.parametrize("moment", ["the first worker starts", pytest.param("workers answer", marks=pytest.mark.slow)])
 def test_ctrl_c_prints_no_workers_traceback(moment: str, tmp_path: Path) -> None:
     """Of a search that lasts minutes on any machine."""
     store = tmp_path / "search.sqlite"

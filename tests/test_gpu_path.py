@@ -150,6 +150,7 @@ def test_a_command_whose_time_is_up_leaves_the_rest_for_the_next(bundle: Path, b
     assert all(row["predicted"] for row in said["rows"])
 
 
+@pytest.mark.slow
 def test_a_killed_command_loses_only_the_piece_it_was_in(tmp_path: Path, bundle: Path, blocked: Path) -> None:
     for name in ("simpar", "plans", "shapes.json"):
         (tmp_path / name).symlink_to(bundle / name)

@@ -99,7 +99,7 @@ def test_peak_of_a_fully_sharded_step(name: str, batch: int, recompute: str) -> 
 
 @pytest.mark.usefixtures("ranks")
 @pytest.mark.parametrize("name", ["logits", "activations"])
-@pytest.mark.parametrize("tp", [2, 4])
+@pytest.mark.parametrize("tp", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_peak_of_a_sharded_and_tensor_parallel_step(name: str, tp: int) -> None:
     """Sequence parallelism and the vocabulary-parallel loss over tp ranks, fully sharded over the others; real small tensors."""
     shape, mesh = SHAPES[name], init_device_mesh("cpu", (WORLD // tp, tp), mesh_dim_names=("dp", "tp"))

@@ -56,7 +56,8 @@ def adds_up(outcome: Outcome) -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "stall", "recovery"), [(256, 30.0, 600.0), (1024, 20.0, 300.0), (2048, 60.0, 1200.0), (8192, 10.0, 120.0)]
+    ("nodes", "stall", "recovery"),
+    [(256, 30.0, 600.0), (1024, 20.0, 300.0), (2048, 60.0, 1200.0), pytest.param(8192, 10.0, 120.0, marks=pytest.mark.slow)],
 )
 def test_goodput_meets_the_exact_exponential_form(nodes: int, stall: float, recovery: float) -> None:
     mtti = mtti_s(nodes, 5e-3)
@@ -296,6 +297,7 @@ def test_time_to_a_target_is_what_getting_there_takes() -> None:
     assert (walked.work_s, walked.stall_s) == pytest.approx((progress.work_s, progress.stall_s))
 
 
+@pytest.mark.slow
 def test_two_hundred_repetitions_of_eighty_days_on_16384_gpus_within_30_seconds() -> None:
     import time
 

@@ -235,6 +235,7 @@ def test_a_path_that_cannot_be_written_is_one_clear_message(tmp_path: Path, monk
     assert (tmp_path / "file").read_text() == "in the way"
 
 
+@pytest.mark.slow
 def test_two_hundred_thousand_ops_in_five_seconds(tmp_path: Path) -> None:
     result = step("llama3.1-70b_h100x64_tp4cp2pp4", "op")
     assert result.program.num_ops > 200_000

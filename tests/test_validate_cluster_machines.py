@@ -129,7 +129,9 @@ def test_the_exit_code_follows_the_error_that_decides() -> None:
 
 @torch_only
 @pytest.mark.torch
-@pytest.mark.parametrize(("precision", "layouts"), [("bf16", "fsdp2,tp2sp,pp2"), ("fp8", "dp2,tp2")])
+@pytest.mark.parametrize(
+    ("precision", "layouts"), [pytest.param("bf16", "fsdp2,tp2sp,pp2", marks=pytest.mark.slow), ("fp8", "dp2,tp2")]
+)
 def test_other_precisions_send_what_is_predicted(tmp_path: Path, precision: str, layouts: str) -> None:
     hardware = "dgx-h100"  # a CPU's profile has no such arithmetic; its kernels are torch's own
     given = options(tmp_path, layouts, precision=precision, profile=Path(hardware))

@@ -120,7 +120,7 @@ def unwritten_is_nan() -> Iterator[None]:
 
 @pytest.mark.gpu_path
 @pytest.mark.usefixtures("unwritten_is_nan")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "tp, full")) for n in CASES])
 def test_data_is_random_everywhere(name: str) -> None:
     """Of tokens, targets, what neighbours would send and gradients, rows of a linear layer's input differ, nothing is NaN."""
     model, degrees, rank = CASES[name]
