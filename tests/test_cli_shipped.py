@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 import simpar
-from simpar.api.first_plan import first_layout, first_plan
+from simpar.api.first_plan import first_layout
 from simpar.cli import app, main
 from simpar.cli.listing import print_table
 from simpar.errors import InputError
@@ -453,7 +453,7 @@ def test_simpar_alone_shows_three_things_that_work() -> None:
 def test_a_first_plan_of_one_gpu_shards_nothing_where_its_framework_does_not() -> None:
     def stage(framework: str) -> int:
         options = RunOptions("llama3.2-1b", "rtx-4090", None, 2048, 8, framework, num_gpus=1)
-        return int(first_plan(options.table(None)[0])[0]["zero_stage"])
+        return int(first_layout(options.table(None)[0])[0]["plan"]["zero_stage"])
 
     assert (stage("transformers"), stage("torchtune"), stage("deepspeed")) == (0, 0, 3)
 
@@ -462,7 +462,8 @@ def test_a_first_plan_recomputes_where_that_is_faster_than_more_ranks() -> None:
     """Without recomputation 64 pipeline stages are not enough for 405B on 128 nodes."""
     options = RunOptions("llama3.1-405b", "dgx-h100", 128, 8192, 256, "megatron-core")
     table = options.table(None)[0]
-    plan, fits = first_plan(table)
+    found, fits = first_layout(table)
+    plan = found["plan"]
     assert fits
     assert (plan["recompute"], plan["tp"], plan["pp"]) == ("full", 8, 8)
     assert not simulate(make_scenario({**table, "plan": plan | {"recompute": "none"}}), detail="stage").fits
@@ -472,7 +473,9 @@ def test_a_first_plan_is_likely_to_fit_where_one_is() -> None:
     options = RunOptions("llama3.1-8b", "rtx-4090", None, 2048, 16, "transformers", num_gpus=2)
     table, _ = options.table(None)
     table["training"]["trainable"] = "lora"
-    first, fits = first_plan(table)
+    table["training"]["micro_batch_size"] = 1
+    found, fits = first_layout(table)
+    first = found["plan"]
     assert fits
     chances = [
         outcome_of(simulate(make_scenario({**table, "plan": first | {"recompute": how}}), detail="stage")).chance_to_fit
@@ -503,13 +506,13 @@ def test_what_every_layout_breaks_is_said() -> None:
     options = RunOptions("llama2-7b", "dgx-h100", 1, 2048, 8, "megatron-core")
     table = options.table(None)[0] | {"plan": {"offload": {"parameters": True}}}
     with pytest.raises(InputError, match=r"^plan.offload.parameters = True: megatron-core does not have it"):
-        first_plan(table)
+        first_layout(table)
 
 
 @pytest.mark.parametrize("framework", ["transformers", "trl", "torchtune", "nanotron"])
 def test_a_first_plan_is_one_that_the_framework_runs(framework: str) -> None:
     """The Trainer has no tensor ranks, nor have frameworks that are launched through its options."""
     options = RunOptions("llama3.1-8b", "rtx-5090", None, 2048, 8, framework, num_gpus=8)
-    plan, _ = first_plan(options.table(None)[0])
+    plan = first_layout(options.table(None)[0])[0]["plan"]
     can = ability(framework).values
     assert all(value in can[name] for name, value in plan.items() if name in can)

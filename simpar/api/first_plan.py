@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from simpar.errors import InputError, Violation
 from simpar.searching.abilities import ABILITIES, launched_as
 from simpar.specs.framework import framework
 from simpar.specs.model import TransformerSpec
+from simpar.specs.options import FIT_PROBABILITY
 from simpar.specs.scenario import Scenario, make_scenario
 
 if TYPE_CHECKING:
@@ -17,110 +18,102 @@ if TYPE_CHECKING:
 _TRIES = 40
 """Layouts simulated at most, without recomputation and with it; those that break a rule cost nothing and do not count."""
 _WORTH = 0.98
-"""A larger micro-batch takes at most this share of the step with the one before, or is not tried further."""
-_LIKELY = 0.9
-"""Least chance that it fits, as a search asks for."""
+"""A larger micro-batch takes at most this share of the step with the one before, or is not tried further (assumed)."""
 
 
 def first_layout(table: Mapping[str, Any], file: str = "") -> tuple[dict[str, Any], bool]:
-    """The raw scenario `table` with a plan and, where it names none, a micro-batch; and whether it fits.
-
-    The micro-batch is doubled as long as that makes the step shorter and is likely to fit: with one sequence a small model waits
-    for its host.
-
-    Raises:
-        InputError: the scenario breaks a rule that no layout mends.
-    """
-    from simpar.readings import outcome_of
-    from simpar.step import simulate
-
-    plan, fits = first_plan(table, file)
-    best: dict[str, Any] = {**table, "plan": plan}
-    training = dict(table.get("training") or {})
-    if not fits or "micro_batch_size" in training:
-        return best, fits
-    seconds, size = simulate(make_scenario(best, file=file), detail="stage").step_time_s, 2
-    while True:
-        larger = {**best, "training": {**training, "micro_batch_size": size}}
-        try:
-            result = simulate(make_scenario(larger, file=file), detail="stage")
-        except InputError:  # it does not divide the batch
-            return best, True
-        if result.step_time_s > _WORTH * seconds or outcome_of(result).chance_to_fit < _LIKELY:
-            return best, True
-        best, seconds, size = larger, result.step_time_s, 2 * size
-
-
-def first_plan(table: Mapping[str, Any], file: str = "") -> tuple[dict[str, Any], bool]:
-    """A plan for the raw scenario `table`, and whether it fits. What the table's own plan says is kept.
+    """The raw scenario `table` with a plan and, where it names none, a micro-batch; and whether it fits. What its own plan says is
+    kept.
 
     Few tensor and pipeline ranks before many, tensor ranks inside a node, experts over as many ranks as divide them; of the first
     that is likely to fit without recomputation and the first with it the faster one. Where none is, the fastest of those that fit
-    just so; where nothing fits, the plan that comes closest.
+    just so; where nothing fits, the plan that comes closest. The micro-batch is doubled as long as that makes the step shorter and
+    is likely to fit: with one sequence a small model waits for its host.
 
     Raises:
         InputError: the scenario breaks a rule that no layout mends.
     """
-    from simpar.readings import outcome_of
     from simpar.searching.request import make_template
 
     template = make_template({**table, "plan": {}}, file)
-    tried = _Tried(table, file)
-    found: list[tuple[float, dict[str, Any]]] = []
-    tight: list[tuple[float, dict[str, Any]]] = []
-    for recompute in ("none", "full"):
-        before = len(tried.simulated)
+    given, tried = dict(table.get("plan") or {}), _Tried(table, file)
+    for recompute in (given["recompute"],) if "recompute" in given else ("none", "full"):
+        before, seen = len(tried.steps), list[dict[str, Any]]()
         for degrees, kinds in _plans(template):
-            if found and found[0][1].items() >= {**degrees, **tried.given}.items():
+            start = {**degrees, "recompute": recompute, **given}
+            if tried.likely and tried.likely[0][1]["plan"].items() >= {**degrees, **given}.items():
                 break  # with recomputation it is no faster
-            result = next(filter(None, (tried.simulate({**degrees, **kind, "recompute": recompute}) for kind in kinds)), None)
-            if result is not None and result.fits:
-                likely = outcome_of(result).chance_to_fit >= _LIKELY
-                (found if likely else tight).append((result.step_time_s, tried.simulated[-1][1]))
-                if likely:
-                    break
-            if len(tried.simulated) - before >= _TRIES:
+            if start in seen:
+                continue
+            seen.append(start)
+            if tried.with_first({**degrees, **kind, "recompute": recompute, **given} for kind in kinds):
                 break
-    if found or tight:
-        return min(found or tight, key=lambda one: one[0])[1], True
-    if not tried.simulated:
+            if len(tried.steps) - before >= _TRIES:
+                break
+    if not tried.steps:
         # What every layout breaks is the scenario's own.
         broken = [*tried.broken.values()] if tried.broken else None
         raise InputError(broken or "no layout of up to 64 pipeline stages divides the model, the batch and the cluster")
-    return min(tried.simulated, key=lambda one: one[0])[1], False
+    fitting = tried.likely or [(seconds, best) for seconds, _, best, fits in tried.steps if fits]
+    if not fitting:
+        return min(tried.steps, key=lambda one: one[1])[2], False
+    seconds, best = min(fitting, key=lambda one: one[0])
+    size = 2
+    while "micro_batch_size" not in (table.get("training") or {}):
+        larger = {**best, "training": {**(table.get("training") or {}), "micro_batch_size": size}}
+        try:
+            result, likely = _simulated(larger, file)
+        except InputError:  # it does not divide the batch
+            break
+        if result.step_time_s > _WORTH * seconds or not likely:
+            break
+        best, seconds, size = larger, result.step_time_s, 2 * size
+    return best, True
 
 
 class _Tried:
-    """Plans that were tried.
+    """Layouts that were tried.
 
     Attributes:
-        simulated: (bytes on the fullest device, plan) of those that break no rule.
+        steps: (seconds, bytes on the fullest device, table, whether it fits) of those that break no rule.
+        likely: (seconds, table) of those that are likely to fit.
         broken: rules that all others break; None before the first of them.
     """
 
     def __init__(self, table: Mapping[str, Any], file: str) -> None:
         self.table, self.file = table, file
-        self.given = dict(table.get("plan") or {})
-        self.simulated: list[tuple[float, dict[str, Any]]] = []
+        self.steps: list[tuple[float, float, dict[str, Any], bool]] = []
+        self.likely: list[tuple[float, dict[str, Any]]] = []
         self.broken: dict[tuple[str, str], Violation] | None = None
-        self._seen: list[dict[str, Any]] = []
 
-    def simulate(self, start: dict[str, Any]) -> Result | None:
-        """The step with this plan; None where it breaks a rule or was tried before."""
-        from simpar.step import simulate
+    def with_first(self, plans: Iterable[dict[str, Any]]) -> bool:
+        """Try the first of some plans that breaks no rule; whether it is likely to fit."""
+        for plan in plans:
+            found = {**self.table, "plan": plan}
+            try:
+                result, likely = _simulated(found, self.file)
+            except InputError as error:
+                rules = {(v.field, v.rule): v for v in error.violations}
+                self.broken = rules if self.broken is None else {key: v for key, v in self.broken.items() if key in rules}
+                continue
+            self.steps.append((result.step_time_s, result.worst_rank.device_bytes, found, result.fits))
+            if likely:
+                self.likely.append((result.step_time_s, found))
+            return likely
+        return False
 
-        plan = {**start, **self.given}
-        if plan in self._seen:
-            return None
-        self._seen.append(plan)
-        try:
-            result = simulate(make_scenario({**self.table, "plan": plan}, file=self.file), detail="stage")
-        except InputError as error:
-            rules = {(v.field, v.rule): v for v in error.violations}
-            self.broken = rules if self.broken is None else {key: v for key, v in self.broken.items() if key in rules}
-            return None
-        self.simulated.append((result.worst_rank.device_bytes, plan))
-        return result
+
+def _simulated(table: Mapping[str, Any], file: str) -> tuple[Result, bool]:
+    """The step of a whole table, and whether it is likely to fit.
+
+    Raises:
+        InputError: it breaks a rule.
+    """
+    from simpar.readings import outcome_of
+    from simpar.step import simulate
+
+    result = simulate(make_scenario(dict(table), file=file), detail="stage")
+    return result, result.fits and outcome_of(result).chance_to_fit >= FIT_PROBABILITY
 
 
 def _plans(scenario: Scenario) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:

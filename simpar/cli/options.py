@@ -177,11 +177,10 @@ def chosen_table(scenario: Path | None, options: RunOptions, overrides: Sequence
     if scenario is None and not {"tp", "cp", "pp", "dp", "ep"} & set(table.get("plan", {})):
         from simpar.api.first_plan import first_layout
 
-        asked = table["training"]
         table, fits = first_layout(table, file)
         which = "the first layout that fits" if fits else "no layout fits; the closest"
-        micro = "" if table["training"] is asked else f", micro_batch_size {table['training']['micro_batch_size']}"
-        print(f"simpar: {which}: {plan_text(table['plan'])}{micro}; `simpar search` finds the best", file=sys.stderr)
+        said = {**table["plan"], "micro_batch_size": table["training"].get("micro_batch_size", 1)}
+        print(f"simpar: {which}: {plan_text(said)}; `simpar search` finds the best", file=sys.stderr)
     return table, file
 
 

@@ -30,7 +30,7 @@ from simpar.searching.space import Space, divisors
 from simpar.searching.store import Store
 from simpar.searching.tasks import TASKS, USUAL_BATCH, USUAL_FRAMEWORK, USUAL_SEQUENCE, task_spaces
 from simpar.searching.why import Why, left_out, why, why_nothing
-from simpar.specs.options import RunOptions
+from simpar.specs.options import FIT_PROBABILITY, RunOptions
 from simpar.specs.scenario import Scenario
 from simpar.step import simulate
 
@@ -119,7 +119,7 @@ class SearchOptions:
     scheduler: str | None = None
     as_json: bool = False
     prove: bool = False
-    fit_probability: float = 0.9
+    fit_probability: float = FIT_PROBABILITY
     task: str = ""
     num_gpus: int | None = None
     outputs: Outputs = field(default_factory=Outputs)
