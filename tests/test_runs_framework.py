@@ -110,8 +110,8 @@ def test_buckets() -> None:
     assert new.bucket_elements(8) == 40e6
     assert new.bucket_elements(64) == 64e6
     assert math.isinf(framework("megatron-core", "2021").bucket_elements(8))
-    # torch counts a bucket by the gradients it holds, in 16 bits here, whatever they are summed in.
-    assert framework("nanotron").bucket_elements(8) == 25 * 2**20 / 2
+    # DistributedDataParallel counts a bucket by the weights that train, in 16 bits here, whatever gradients are summed in.
+    assert framework("nanotron").bucket_elements(8, 2.0) == 25 * 2**20 / 2
 
 
 def test_compiled_loss_keeps_fewer_copies() -> None:

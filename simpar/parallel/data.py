@@ -20,6 +20,7 @@ class StateBytes:
         moments: first and second moment together, of a matrix; what other weights keep more is in `optimizers.moment_bytes`.
         reduce: bytes per element on the wire in gradient reduction.
         gather: bytes per element on the wire in parameter gathering.
+        bucket: buckets of DistributedDataParallel beside the gradient, as wide as weights that train; 0 where it wraps no model.
         gradients_persist: gradients rest in memory; False: they exist from the first backward to the update.
     """
 
@@ -29,6 +30,7 @@ class StateBytes:
     moments: float = 8.0
     reduce: float = 4.0
     gather: float = 2.0
+    bucket: float = 0.0
     gradients_persist: bool = True
 
     @property

@@ -315,8 +315,8 @@ class Job:
             own = spec.data.fsdp_reduce_dtype if self.plan.zero_stage == 3 else "bf16"
             reduce_dtype, gradient, parameter = training.gradient_dtype or own, 2.0, max(parameter, 2.0)
         copy = spec.optimizer.gradient_copy_bytes if gradient > 2.0 else 0.0
-        if spec.data.ddp_buckets and self.plan.zero_stage == 0:
-            copy += parameter
+        wrapped = spec.data.ddp == "always" or (spec.data.ddp == "several" and self.mesh.dp * self.mesh.cp > 1)
+        trained = 4.0 if full or (spec.optimizer.autocast and not self.pure_bf16) else 2.0
         return StateBytes(
             parameter=parameter,
             gradient=gradient + copy,
@@ -324,6 +324,7 @@ class Job:
             moments=self.optimizer.moments,
             reduce=4.0 if reduce_dtype == "fp32" or full else 2.0,
             gather=self._gather_bytes,
+            bucket=trained if wrapped and self.plan.zero_stage == 0 else 0.0,
             # With several micro-batches they are there from the first one's backward on, that is at the peak.
             gradients_persist=spec.optimizer.gradients_persist or self.num_microbatches > 1 or self.plan.pp > 1,
         )

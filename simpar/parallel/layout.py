@@ -351,7 +351,7 @@ class Layout(Job):
         blocks = self.stage_blocks[stage]
         if not blocks:
             return ()
-        size = self.framework.bucket_elements(self.data_ranks) if bucketed else float("inf")
+        size = self.framework.bucket_elements(self.data_ranks, self.state_bytes.bucket) if bucketed else float("inf")
         found, last, held = [], len(blocks), 0.0
         for first in range(len(blocks) - 1, -1, -1):
             held += blocks[first].dense_parameters + blocks[first].expert_parameters

@@ -67,10 +67,11 @@ def _buckets(layout: Layout, parameters: float) -> float:
     A bucket is closed by the tensor that fills it (torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size), so
     that it holds half a tensor more than its cap on average.
     """
-    spec = layout.framework
-    if layout.plan.zero_stage > 0 or not spec.data.ddp_buckets:
+    width = layout.state_bytes.bucket
+    if not width:
         return 1.0
-    return max(parameters / (spec.bucket_elements(layout.data_ranks) + tensor_parameters(layout) / 2.0), 1.0)
+    cap = layout.framework.bucket_elements(layout.data_ranks, width)
+    return max(parameters / (cap + tensor_parameters(layout) / 2.0), 1.0)
 
 
 def send_collectives(layout: Layout, key: Send) -> tuple[Collective, ...]:

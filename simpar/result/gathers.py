@@ -36,13 +36,6 @@ def fsdp_buffers(layout: Layout, held: float, stages: Sequence[int]) -> float:
     return resting + (whole_embedding_gradient(layout) if layout.embedding_stage in stages else 0.0)
 
 
-def ddp_buckets(layout: Layout, weights: float) -> float:
-    """Bytes of DistributedDataParallel's buckets for these trained weights, beside their gradients and as wide as those."""
-    if layout.plan.zero_stage > 0 or layout.data_ranks == 1 or not layout.framework.data.ddp_holds_gradients:
-        return 0.0
-    return weights * layout.state_bytes.gradient
-
-
 def whole_embedding_gradient(layout: Layout) -> float:
     """Bytes by which the resting gradient of a split vocabulary is larger than its part.
 

@@ -19,7 +19,6 @@ from simpar.program.program import FloatArray, IntArray, Program
 from simpar.result.allocations import Pass, Replays, passes_of, placeholders
 from simpar.result.gathers import (
     Gathers,
-    ddp_buckets,
     frozen_parameters,
     fsdp_buffers,
     held_inputs,
@@ -132,7 +131,7 @@ def static_state(layout: Layout, stages: list[int]) -> tuple[tuple[str, float], 
         frozen = frozen_parameters(layout, stages)
         parameters = 0.0 if layout.plan.offload.parameters else frozen + own.parameters
         optimizer = 0.0 if layout.states_away else own.optimizer + more
-        buckets = ddp_buckets(layout, trained)
+        buckets = trained * state.bucket
         more_beside = (("communication_buffers", buckets), *beside) if buckets else beside
         return (("parameters", parameters), ("gradients", own.gradients), ("optimizer", optimizer), *more_beside)
     # States in host memory leave the fp32 weights on the device only where the update runs there (paged moments).
@@ -143,7 +142,7 @@ def static_state(layout: Layout, stages: list[int]) -> tuple[tuple[str, float], 
         ("gradients", 0.0 if layout.gradients_away else a.gradients + b.gradients),
         ("optimizer", left if offloaded else a.optimizer + b.optimizer + more),
     ]
-    found += [("communication_buffers", receive_buffers(layout, stages) + ddp_buckets(layout, dense + experts))]
+    found += [("communication_buffers", receive_buffers(layout, stages) + (dense + experts) * state.bucket)]
     found += [("fsdp_buffers", fsdp_buffers(layout, dense + experts, stages))]
     found += [("weight_gradients", sum(placeholders(layout, stages).values()))]
     return (*found[:3], *(pair for pair in found[3:] if pair[1]), *beside)

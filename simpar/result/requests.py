@@ -316,7 +316,7 @@ def _states(trace: Trace, stages: list[int]) -> list[float]:
         for tensor in own:
             trace.free(tensor)
     if zero < 3 and not layout.gradients_away:
-        trace.ask(total * state.gradient / (layout.shard_ranks if zero == 2 else 1))
+        trace.ask(total * (state.gradient + state.bucket) / (layout.shard_ranks if zero == 2 else 1))
     elif rests_unsharded(layout) or layout.defers_reduction:
         for w, _ in weights:
             trace.ask(0.0 if layout.defers_reduction else w * state.gather)

@@ -319,7 +319,7 @@ class Pricing:
 
     def _stated(self, group: Group, variant: Variant, state: State) -> Layout:
         """A layout with the states of `variant` and `state`."""
-        key = ("bytes", variant.precision, state.zero_stage)
+        key = ("bytes", variant.precision, state.zero_stage, group.dp * group.cp > 1)
         if key not in self._pricers:
             self._pricers[key] = self.state_layout(group, variant, state)
         return self._pricers[key].layout

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from simpar.parallel.layout import Layout
 from simpar.program.program import FloatArray, IntArray
-from simpar.result.gathers import ddp_buckets, whole_embedding_gradient
+from simpar.result.gathers import whole_embedding_gradient
 from simpar.searching.blocks import BlockTable, Composition
 from simpar.searching.choice import Group, Pipeline, State, Variant
 from simpar.searching.pricing import Pricing
@@ -297,7 +297,7 @@ class Shardings:
     @cached_property
     def _ddp_buckets(self) -> FloatArray:
         """Bytes per trained weight of DistributedDataParallel's buckets."""
-        return np.array([ddp_buckets(self.pricing.state_layout(self.group, self.variant, s).layout, 1.0) for s in self.states])
+        return np.array([self.pricing.per_weight(self.group, self.variant, s).bucket for s in self.states])
 
     @cached_property
     def _deferred(self) -> FloatArray:

@@ -52,10 +52,14 @@ class FrameworkSpec:
     allocator: Allocator = field(default_factory=Allocator)
     conventions: Conventions = field(default_factory=Conventions)
 
-    def bucket_elements(self, data_ranks: int) -> float:
-        """Elements of one gradient bucket for `data_ranks`; infinite when everything is one bucket."""
+    def bucket_elements(self, data_ranks: int, width: float = 0.0) -> float:
+        """Elements of one gradient bucket for `data_ranks`; infinite when everything is one bucket.
+
+        Args:
+            width: bytes of an element; 0 = of a gradient.
+        """
         if self.data.bucket_bytes:
-            return self.data.bucket_bytes / (4.0 if self.optimizer.gradient_dtype == "fp32" and not self.data.ddp_buckets else 2.0)
+            return self.data.bucket_bytes / (width or (4.0 if self.optimizer.gradient_dtype == "fp32" else 2.0))
         size = max(self.data.bucket_elements_min, self.data.bucket_elements_per_rank * data_ranks)
         return size or float("inf")
 

@@ -245,10 +245,9 @@ class DataParallel(Policy):
             of everything.
         bucket_bytes: torch-style cap in bytes instead; 0 = the element rule.
         buckets_on_first_pipeline_rank_only: other pipeline ranks and later chunks use a single bucket (Megatron).
-        ddp_buckets: without sharding, torch's DistributedDataParallel holds the gradients in its buckets once more, in the dtype of
-            the weights, and reduces them bucket by bucket.
-        ddp_holds_gradients: without sharding, DistributedDataParallel's buckets rest beside the gradients that autograd makes, from
-            before the first step on (torch's default gradient_as_bucket_view=False).
+        ddp: which ranks torch's DistributedDataParallel wraps where nothing is sharded: none (""), "several", or one alone too
+            ("always"). It reduces in buckets as wide as the weights, which rest beside the gradients from before the first step on
+            (gradient_as_bucket_view is off by default).
         overlap_grad_reduce, overlap_param_gather: defaults of the launch scripts of that time.
         reduces_together: pipeline ranks launch the reductions that overlap at the same time, as those slow the compute beside them.
         sharded_grad_reduce: with sharded optimizer states alone (ZeRO-1) gradients are reduce-scattered ("scatter"), beside the
@@ -281,8 +280,7 @@ class DataParallel(Policy):
     bucket_elements_per_rank: float = 1e6
     bucket_bytes: float = 0.0
     buckets_on_first_pipeline_rank_only: bool = True
-    ddp_buckets: bool = False
-    ddp_holds_gradients: bool = False
+    ddp: Literal["", "several", "always"] = ""
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
     reduces_together: bool = False

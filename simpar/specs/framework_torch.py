@@ -31,7 +31,7 @@ NANOTRON: Final = (
             # gradients and optimizer
             "gradients_persist": True, "gradient_adds": "always", "whole_gradient_bytes": 16.0,
             # data parallelism
-            "overlap_param_gather": False, "ddp_buckets": True,
+            "overlap_param_gather": False, "ddp": "always",
             "sharded_grad_reduce": "all_reduce", "gather_copy_bytes": 12.0, "gather_buffer_bytes": 4.0,
             # pipeline
             "overlap_p2p_interleaved": False, "overlap_p2p_zero_bubble": False, "receives_block_host": True,
