@@ -28,6 +28,7 @@ CASES: dict[str, dict[str, Any]] = {
     "deepspeed": {"model": "llama3.1-8b", "nodes": 2, "batch": 32, "semantics": "deepspeed"},
     "deferred": {"model": "llama3.1-8b", "nodes": 2, "batch": 64, "semantics": "torchtitan", "plan": {"defer_reduction": True}},
     "trainer": {"model": "llama3.1-8b", "nodes": 1, "batch": 32, "semantics": "transformers"},
+    "hosted": {"model": "llama3.1-8b", "nodes": 1, "batch": 32, "semantics": "transformers", "framework": "transformers"},
     "nanotron": {"model": "llama3.1-8b", "nodes": 2, "batch": 32, "semantics": "nanotron"},
     "fsdp-moe": {"model": "mixtral-8x7b", "nodes": 4, "batch": 64, "semantics": "torchtitan"},
     "uneven": {"model": "mixtral-8x7b", "nodes": 4, "batch": 64, "training": {"routing": {"kind": "zipf", "alpha": 0.5}}},

@@ -91,6 +91,7 @@ def test_what_blocks_keep_does_not_depend_on_overlap_or_place(name: str) -> None
         args = (choice.group, choice.micro_batch_size, choice.variant, choice.recompute.partition(":")[0]
                 if choice.recompute.startswith("full") else choice.recompute)  # fmt: skip
         table = pricing.table(*args)
+        table = table.sharded or table
         assert (pricing.held(*args) == table.kept + table.logits).all(), str(choice)
 
 
@@ -100,7 +101,8 @@ def test_selected_modules_change_what_runs_again_and_nothing_else(name: str) -> 
     for choice in (c for c in (random_choice(pricing.space, draw) for _ in range(4)) if c is not None):
         of = (choice.group, choice.micro_batch_size, choice.variant)
         for each in pricing.space.selections:
-            (again, blocks), probed = pricing._recomputing(*of, each), pricing.probe(*of, each)
+            state = pricing.kinds_of_states(choice.variant)[-1]
+            (again, blocks), probed = pricing._recomputing(*of, each), pricing.probe(*of, each, state)
             for local, recomputes in blocks.values():
                 kept = replace(local.options, recompute=again or local.options.recompute)
                 assert not recomputes or pricing.kinds.encoders or kept == probed.options, (str(choice), each)
@@ -195,6 +197,29 @@ def test_memory_of_ddp_buckets_is_that_of_the_simulation() -> None:
         assert dict(result.memory[0].static)["communication_buffers"] > 0.0
         allocated = branch.design_bounds.allocated(choice)
         assert allocated == pytest.approx(np.array([rank.allocated_bytes for rank in result.memory]), rel=1e-6), str(choice)
+
+
+@pytest.mark.parametrize("training", [{}, {"trainable": "lora", "lora_modules": "all", "lora_rank": 64}])
+@pytest.mark.parametrize("nodes", [{"num_nodes": 1}, {"num_nodes": 1, "gpus_per_node": 1}])
+@pytest.mark.parametrize("name", ["transformers", "deepspeed"])
+def test_memory_of_parameters_on_the_host_is_that_of_the_simulation(
+    name: str, nodes: dict[str, int], training: dict[str, object]
+) -> None:
+    """FSDP takes gradients and states there too, DeepSpeed the parameters alone; one rank gathers from its own host."""
+    table = {
+        "model": "llama3.1-8b", "framework": name, "framework_version": "2025-06", "cluster": {"hardware": "dgx-h100", **nodes},
+        "training": {"sequence_length": 512, "global_batch_size": 16, **training},
+    }  # fmt: skip
+    fix = ("pp=1", "tp=1", "cp=1", "zero_stage=3", "offload_activations=0", "micro_batch_size=1")
+    space = make_space(table, fix=fix, framework=name)
+    branch, found = Branch(space), {False: 0.0, True: 0.0}
+    for choice in space.choices():
+        result = simulate(choice.scenario(space.template), detail="stage")
+        allocated = branch.design_bounds.allocated(choice)
+        if allocated is not None:
+            assert allocated == pytest.approx(np.array([rank.allocated_bytes for rank in result.memory]), rel=1e-6), str(choice)
+            found[choice.state.offload_parameters] = max(allocated.max(), found[choice.state.offload_parameters])
+    assert 0.0 < found[True] < found[False]
 
 
 @pytest.mark.parametrize("training", [{}, {"trainable": "lora", "lora_modules": "all", "lora_rank": 64}])

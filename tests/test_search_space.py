@@ -15,9 +15,11 @@ from simpar.interop.export import not_launched
 from simpar.searching import axes
 from simpar.searching.abilities import ABILITIES, ability
 from simpar.searching.choice import Choice
+from simpar.searching.request import choice_of, make_space
 from simpar.searching.space import Space, divisors
 from simpar.specs.checks import check_scenario
 from simpar.specs.scenario import Scenario
+from simpar.step import prepare
 
 Rules = Callable[[Scenario], list[Violation]]
 
@@ -30,12 +32,14 @@ WANTED = {
     "tp": "2", "cp": "2", "pp": "2", "dp": "2", "ep": "4", "etp": "2", "virtual_stages": "2", "micro_batch_size": "2",
     "zero_stage": "2", "shard_size": "2", "sequence_parallel": "false", "overlap_tp": "true", "overlap_ep": "true",
     "overlap_p2p": "false", "overlap_grad_reduce": "false", "overlap_param_gather": "false", "reshard_after_forward": "false",
-    "offload_optimizer": "true", "offload_activations": "0.5", "schedule": "zb-v", "cp_style": "ulysses",
+    "offload_optimizer": "true", "offload_parameters": "true", "offload_activations": "0.5", "schedule": "zb-v",
+    "cp_style": "ulysses",
     "ep_dispatcher": "deepep", "precision": "fp8", "placement": "tp-cp-ep-pp-dp", "recompute": "full:1", "split": "1-1",
 }  # fmt: skip
 """Axis -> a value that a usual layout does not have."""
 
-REACHED_WITH = {"reshard_after_forward": ("pp=1", "zero_stage=3"), "shard_size": ("zero_stage=3", "pp=1", "dp=8")}
+REACHED_WITH = {"reshard_after_forward": ("pp=1", "zero_stage=3"), "shard_size": ("zero_stage=3", "pp=1", "dp=8"),
+                "offload_parameters": ("zero_stage=3", "pp=1")}  # fmt: skip
 """What must be fixed beside an axis so that its value means something."""
 
 
@@ -100,7 +104,8 @@ def test_a_layout_survives_the_way_through_its_flat_form() -> None:
 def test_every_axis_can_be_fixed(axis: str) -> None:
     fixed = (f"{axis}={WANTED[axis]}", *REACHED_WITH.get(axis, ()))
     model = TINY if axis == "dp" else MOE
-    space = space_of(model, nodes=1, sequence=1024, batch=16, fix=fixed)
+    semantics = "torchtitan" if axis == "offload_parameters" else "megatron-core"
+    space = space_of(model, nodes=1, sequence=1024, batch=16, fix=fixed, semantics=semantics)
     assert space.size > 0
     wanted = axes.parse_values(axis, [WANTED[axis]])[0]
     draw, found = random.Random(1), 0
@@ -227,3 +232,31 @@ def test_simpler_layouts_have_less_complexity() -> None:
         choice = random_choice(space, draw)
         if choice is not None and choice.group.pp > 1 and choice.group.tp > 1:
             assert choice.complexity > plain.complexity or isclose(choice.complexity, plain.complexity)
+
+
+@pytest.mark.parametrize("name", ["transformers", "torchtitan"])
+def test_a_plan_with_ranges_leaves_open_what_the_framework_does(name: str) -> None:
+    """The flags of overlap are left open, and the framework has one value of each."""
+    table = {
+        "model": TINY, "framework": name, "cluster": {"hardware": "dgx-h100", "num_nodes": 1},
+        "training": {"sequence_length": 1024, "global_batch_size": 16, "micro_batch_size": [1, 2]},
+        "plan": {"zero_stage": 3, "dp": 8},
+    }  # fmt: skip
+    space = make_space(table, framework=name)
+    assert {c.micro_batch_size for c in space.choices()} == {1, 2}
+
+
+def test_parameters_on_the_host_take_the_optimizer_of_fsdp_there() -> None:
+    """With both asked for, FSDP has one layout and DeepSpeed one; each reads its own plan back."""
+    for name, optimizer in (("trl", False), ("deepspeed", True)):
+        table = {
+            "model": TINY, "framework": name, "cluster": {"hardware": "dgx-h100", "num_nodes": 1},
+            "training": {"sequence_length": 1024, "global_batch_size": 8, "micro_batch_size": [1]},
+            "plan": {"zero_stage": 3, "dp": 8, "offload": {"parameters": True, "optimizer": True}},
+        }  # fmt: skip
+        space = make_space(table, framework=name)
+        (choice,) = space.choices()
+        assert (choice.offload.optimizer, choice.state.offload_parameters) == (optimizer, True)
+        scenario = choice.scenario(space.template)
+        assert choice_of(scenario) == choice
+        assert prepare(scenario).layout.plan.offload.optimizer

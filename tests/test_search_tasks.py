@@ -45,14 +45,26 @@ def test_adapters_on_two_cards_fit_and_quantised_weights_need_less(capsys: pytes
 
 def test_a_full_fine_tune_says_what_does_not_fit(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "220")
-    code, out = run((*ASKED, "--task", "full", "--set", "training.pure_bf16=true"), capsys)
+    full = (*ASKED, "--task", "full", "--set", "training.pure_bf16=true", "--framework", "transformers")
+    code, out = run(full, capsys)
     assert code == 1
-    assert "needs 40." in out
+    assert "needs 39.68 GiB" in out
     assert "communication buffers 14.96" in " ".join(out.split()), "DDP's, as large as the weights"
     code, out = run((*ASKED, "--task", "lora", "--set", "cluster.memory_scale=0.65"), capsys)
     assert code == 0
     assert "Do not fit, whatever else is chosen: LoRA on 16-bit weights" in out
     assert "QLoRA (4-bit weights, double quantisation), Liger loss and kernels; dp2" in out
+
+
+def test_a_full_fine_tune_fits_where_the_host_holds_the_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    """FSDP without a fused loss, one micro-batch a step: what rests on a card is nothing but activations and one layer's weights."""
+    sharded = tuple("zero_stage=3" if word == "zero_stage=0" else word for word in ASKED)
+    code, out = run((*sharded, "--task", "full", "--set", "training.optimizer=adamw", "--json"), capsys)
+    assert code == 0
+    found = json.loads(out)["best"]
+    assert {b["recipe"] for b in found} == {"AdamW", "AdamW, Liger loss and kernels"}
+    assert all(b["choice"]["offload_parameters"] and "parameters on the host" in b["design"] for b in found)
+    assert all(b["peak_memory_bytes"]["device"] < 0.85 * 24 * 2**30 for b in found)
 
 
 def test_what_the_training_table_says_is_no_axis() -> None:

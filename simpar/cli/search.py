@@ -76,7 +76,7 @@ def search(
     scheduler: Annotated[str | None, typer.Option(help="Address of the Dask scheduler.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write a page.")] = None,
     offline: OfflineOption = False,
-    export: Annotated[str, typer.Option(help="Launch files of the winner: megatron, torchtitan, deepspeed or nanotron.")] = "",
+    export: Annotated[str, typer.Option(help="Launch files of the winner: megatron, huggingface, ... (see simpar export).")] = "",
     out: Annotated[Path, typer.Option("--out", help="Folder for --export.")] = Path("launch"),
     as_json: JsonOption = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,

@@ -35,9 +35,9 @@ def _rules(scenario: Scenario) -> Iterator[Violation]:
         yield Violation("plan.sequence_parallel", True, "axolotl's tensor parallelism keeps activations whole", "false")
     if plan.cp > 1 and plan.cp_style != "ring":
         yield Violation("plan.cp_style", plan.cp_style, "axolotl passes keys and values in a ring", "ring")
-    if not huggingface.uses_deepspeed(scenario) and plan.offload.optimizer != plan.offload.parameters:
+    if not huggingface.uses_deepspeed(scenario) and plan.offload.optimizer and not plan.offload.parameters:
         yield Violation(
-            "plan.offload", plan.offload.model_dump(), "FSDP sends both to the host or neither", "optimizer and parameters"
+            "plan.offload", plan.offload.model_dump(), "FSDP sends states to the host with parameters", "optimizer and parameters"
         )
 
 

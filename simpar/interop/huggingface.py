@@ -64,9 +64,9 @@ def _rules(scenario: Scenario) -> Iterator[Violation]:
         )
     if uses_deepspeed(scenario) and (found := deepspeed.violations(scenario)):
         yield from (v for v in found if v.field in ("plan.shard_size", "plan.offload.optimizer", "plan.cp_style"))
-    elif plan.offload.optimizer != plan.offload.parameters:
+    elif plan.offload.optimizer and not plan.offload.parameters:
         yield Violation(
-            "plan.offload", plan.offload.model_dump(), "FSDP sends both to the host or neither", "optimizer and parameters"
+            "plan.offload", plan.offload.model_dump(), "FSDP sends states to the host with parameters", "optimizer and parameters"
         )
 
 

@@ -68,9 +68,9 @@ def _rules(scenario: Scenario) -> Iterator[Violation]:
         yield Violation("training.optimizer_in_backward", True, rule, "a global batch of one micro-batch per rank, or false")
     if plan.tp > 1 and plan.sequence_parallel:
         yield Violation("plan.sequence_parallel", True, "torchtune's tensor parallelism keeps activations whole", "false")
-    if plan.offload.optimizer != plan.offload.parameters:
+    if plan.offload.optimizer and not plan.offload.parameters:
         yield Violation(
-            "plan.offload", plan.offload.model_dump(), "FSDP sends both to the host or neither", "optimizer and parameters"
+            "plan.offload", plan.offload.model_dump(), "FSDP sends states to the host with parameters", "optimizer and parameters"
         )
 
 

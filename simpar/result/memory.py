@@ -133,7 +133,8 @@ def static_state(layout: Layout, stages: list[int]) -> tuple[tuple[str, float], 
         optimizer = 0.0 if layout.states_away else own.optimizer + more
         buckets = trained * state.bucket
         more_beside = (("communication_buffers", buckets), *beside) if buckets else beside
-        return (("parameters", parameters), ("gradients", own.gradients), ("optimizer", optimizer), *more_beside)
+        gradients = 0.0 if layout.gradients_away else own.gradients
+        return (("parameters", parameters), ("gradients", gradients), ("optimizer", optimizer), *more_beside)
     # States in host memory leave the fp32 weights on the device only where the update runs there (paged moments).
     offloaded = layout.states_away
     left = 0.0 if layout.plan.offload.optimizer else (a.optimizer + b.optimizer) * state.master / (state.optimizer or 1.0)

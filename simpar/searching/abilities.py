@@ -58,7 +58,7 @@ ABILITIES: Final[dict[str, Ability]] = {
     "megatron-core": Ability(
         {
             "schedule": ("1f1b", "interleaved"), "zero_stage": (0, 1), "reshard_after_forward": (True,),
-            "placement": axes.PLACEMENTS, "offload_activations": (0.0,),
+            "placement": axes.PLACEMENTS, "offload_activations": (0.0,), "offload_parameters": (False,),
             "recompute": ("none", "full", "full:*", "core_attn", "layernorm", "mlp", "moe", "moe_act", "mla_up_proj",
                           "shared_experts"),
         },
@@ -87,7 +87,7 @@ ABILITIES: Final[dict[str, Ability]] = {
             "schedule": ("1f1b",), "cp_style": ("ulysses",), "recompute": ("none", "full"), "split": ("even",),
             "overlap_tp": (False,), "overlap_ep": (False,), "ep_dispatcher": ("alltoall",), "overlap_p2p": (False,),
             "sequence_parallel": (False,), "placement": ("tp-cp-ep-dp-pp",), "offload_activations": (0.0,),
-            "overlap_param_gather": (True,), "shard_size": (None,),
+            "overlap_param_gather": (True,), "shard_size": (None,), "offload_parameters": (False, True),
         },
         "DeepSpeed docs: ZeRO 0-3 over all ranks (MiCS is gone since 0.19), Ulysses, tensor parallelism with ZeRO up to 2, "
         "PipelineModule with ZeRO up to 1",
@@ -98,7 +98,7 @@ ABILITIES: Final[dict[str, Ability]] = {
             "schedule": ("1f1b", "gpipe"), "zero_stage": (0, 1), "cp": (1,), "pp": (1,), "recompute": ("none", "full"), "etp": (1,),
             "split": ("even",), "overlap_ep": (False,), "ep_dispatcher": ("alltoall",), "overlap_p2p": (False,),
             "overlap_param_gather": (False,), "placement": ("tp-cp-ep-dp-pp",), "shard_size": (None,),
-            "overlap_tp": (False,), "offload_activations": (0.0,), "offload_optimizer": (False,),
+            "overlap_tp": (False,), "offload_activations": (0.0,), "offload_optimizer": (False,), "offload_parameters": (False,),
         },
         "pipelines are left out: nanotron cuts stages by the cost of their blocks, which no value of split says; "
         "nanotron config ParallelismArgs: dp, pp, tp, expert_parallel_size, pp_engine afab or 1f1b, tp_mode, zero_stage 0 or 1; "
@@ -110,9 +110,10 @@ ABILITIES: Final[dict[str, Ability]] = {
             "tp": (1,), "cp": (1,), "pp": (1,), "ep": (1,), "zero_stage": (0, 3), "recompute": ("none", "full"),
             "reshard_after_forward": (True,), "shard_size": (None,), "split": ("even",), "placement": ("tp-cp-ep-dp-pp",),
             "overlap_grad_reduce": (True,), "overlap_param_gather": (True,), "offload_activations": (0.0, 1.0),
+            "offload_optimizer": (False,), "offload_parameters": (False, True),
         },
         "transformers training_args.py and accelerate FullyShardedDataParallelPlugin: DDP or FSDP of all ranks, "
-        "gradient_checkpointing, CPU offload; TRL and torchtune: activation_offloading",
+        "gradient_checkpointing, CPU offload of parameters with their states; TRL and torchtune: activation_offloading",
     ),
     "plain": Ability({}, "no restriction"),
 }  # fmt: skip

@@ -13,8 +13,10 @@ from simpar.specs.plan import RecomputeSpec
 INTEGER_AXES: Final = ("tp", "cp", "pp", "dp", "ep", "etp", "virtual_stages", "micro_batch_size", "zero_stage")
 FLAG_AXES: Final = (
     "sequence_parallel", "overlap_tp", "overlap_ep", "overlap_p2p", "overlap_grad_reduce", "overlap_param_gather",
-    "reshard_after_forward", "offload_optimizer",
+    "reshard_after_forward", "offload_optimizer", "offload_parameters",
 )  # fmt: skip
+LEFT_OPEN: Final = frozenset({"overlap_p2p", "overlap_grad_reduce", "overlap_param_gather"})
+"""Flags that a plan may leave to the framework."""
 WORD_AXES: Final = ("schedule", "cp_style", "ep_dispatcher", "precision", "placement", "recompute", "split")
 AXES: Final = (*INTEGER_AXES, "shard_size", *FLAG_AXES, "offload_activations", *WORD_AXES)
 

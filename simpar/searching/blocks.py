@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from math import inf
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -109,6 +109,7 @@ class BlockTable:
         dense, expert, lora: float arrays [kinds], weights; the trained ones of low-rank adaptation.
         frozen_dense, frozen_expert: float arrays [kinds], bytes of weights that it leaves frozen.
         pass_s: host seconds of every pass of a stage.
+        sharded: the same with what blocks hold where weights are fully sharded; none = no different.
     """
 
     seconds: FloatArray
@@ -131,14 +132,20 @@ class BlockTable:
     frozen_dense: FloatArray
     frozen_expert: FloatArray
     pass_s: float
+    sharded: BlockTable | None = None
 
     @classmethod
-    def of(cls, columns: Sequence[Column | None], pass_s: float) -> BlockTable:
-        """From a column of each kind; none where there is no such kind."""
+    def of(cls, columns: Sequence[tuple[Column, Column] | None], pass_s: float) -> BlockTable:
+        """From columns of each kind, unsharded and fully sharded; none where there is no such kind."""
+        plain, sharded = (cls._of([c and c[at] for c in columns], pass_s) for at in (0, 1))
+        return plain if plain.holds == sharded.holds else replace(plain, sharded=sharded)
+
+    @classmethod
+    def _of(cls, columns: Sequence[Column | None], pass_s: float) -> BlockTable:
         rows = [_EMPTY if c is None else c for c in columns]
-        phases = {name: np.array([getattr(row, name) for row in rows]).T for name in _BY_PHASE}
+        phases: dict[str, Any] = {name: np.array([getattr(row, name) for row in rows]).T for name in _BY_PHASE}
         # One array of all other numbers: an array for each costs more than what it holds.
-        plain = dict(zip(_PLAIN, np.array([_plain_of(row) for row in rows]).T.copy(), strict=True))
+        plain: dict[str, Any] = dict(zip(_PLAIN, np.array([_plain_of(row) for row in rows]).T.copy(), strict=True))
         return cls(**phases, **plain, shapes=tuple(row.shapes for row in rows), pass_s=pass_s)
 
     @cached_property
@@ -205,15 +212,15 @@ class Column:
             layout.frozen_bytes(block) * block.expert_parameters if layout.options.lora_rank else 0.0,
         )  # fmt: skip
 
-    def no_longer_than(self, others: Sequence[Column]) -> Column:
-        """The same with seconds no longer than those of others."""
-        if not others:
-            return self
-        least = {
-            name: tuple(min(each) for each in zip(*(getattr(c, name) for c in (self, *others)), strict=True))
-            for name in ("seconds", "host", "compute")
-        }
-        return replace(self, **least)  # type: ignore[arg-type]
+
+def no_longer(columns: Sequence[Column], sharded: int) -> tuple[Column, Column]:
+    """The first, and that at `sharded`, each with seconds no longer than those of any."""
+    if len(columns) == 1:
+        return columns[0], columns[0]
+    least: dict[str, Any] = {
+        name: tuple(min(each) for each in zip(*(getattr(c, name) for c in columns), strict=True)) for name in _BY_PHASE
+    }
+    return replace(columns[0], **least), replace(columns[sharded], **least)
 
 
 _EMPTY: Final = Column(_ZEROS, _ZEROS, _ZEROS, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, {}, 0.0, 0.0, 0.0, 0.0, 0.0)

@@ -114,6 +114,8 @@ class State:
     reshard_after_forward: bool
     overlap_grad_reduce: bool | None
     overlap_param_gather: bool | None
+    offload_parameters: bool = False
+    """Shards rest in host memory, from where each layer's are gathered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,10 @@ class Choice:
                 "reshard_after_forward": s.reshard_after_forward, "overlap_grad_reduce": s.overlap_grad_reduce,
                 "overlap_param_gather": s.overlap_param_gather,
                 "offload": template.offload.model_copy(
-                    update={"activations": self.offload.activations, "optimizer": self.offload.optimizer}
+                    update={
+                        "activations": self.offload.activations, "optimizer": self.offload.optimizer,
+                        "parameters": s.offload_parameters,
+                    }
                 ),
             }
         )  # fmt: skip
@@ -206,7 +211,9 @@ class Choice:
         simple = p.schedule in ("1f1b", "gpipe", "naive")
         extras = (p.virtual_stages > 1) + (not simple) + (p.split != EVEN) + (s.shard_size is not None)
         extras += (self.recompute != "none") + ("selective:" in self.recompute and "+" in self.recompute)
-        extras += 2 * (o.activations > 0) + 2 * o.optimizer + v.overlap_tp + v.overlap_ep + (s.zero_stage > 1)
+        extras += (
+            2 * (o.activations > 0) + 2 * (o.optimizer + s.offload_parameters) + v.overlap_tp + v.overlap_ep + (s.zero_stage > 1)
+        )
         extras += g.placement != "tp-cp-ep-dp-pp"
         return 10.0 * dimensions + extras + 0.01 * p.virtual_stages
 
@@ -244,6 +251,8 @@ class Choice:
             words.append(f"offload {o.activations:g}")
         if o.optimizer:
             words.append("offload optimizer")
+        if s.offload_parameters:
+            words.append("offload parameters")
         if g.placement != "tp-cp-ep-dp-pp":
             words.append(g.placement)
         return " ".join(words)

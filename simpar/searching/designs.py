@@ -38,6 +38,7 @@ def design_key(choice: Choice) -> DesignKey:
         g.stage_tp or g.tp, g.cp, g.pp, g.dp, g.ep, g.etp if g.ep > 1 else 0, choice.micro_batch_size,
         v.cp_style if g.cp > 1 else "", v.precision, family(choice.pipeline.schedule) if g.pp > 1 else "",
         recompute_kind(choice.recompute), s.zero_stage if g.dp * g.cp > 1 else 0, o.activations > 0, o.optimizer,
+        s.offload_parameters,
     )  # fmt: skip
 
 
@@ -56,6 +57,7 @@ def design_name(choice: Choice) -> str:
     words += [f"ZeRO {s.zero_stage}"] if g.dp * g.cp > 1 else []
     words += ["activations on the host"] if o.activations else []
     words += ["optimizer on the host"] if o.optimizer else []
+    words += ["parameters on the host"] if s.offload_parameters else []
     return ", ".join(words)
 
 

@@ -262,7 +262,7 @@ class Evaluation:
         ahead = joined and choice.state.zero_stage < 3
         block = self._number(("block", site, choice.micro_batch_size, choice.variant, recompute, sharded, own, ahead))
         # What of a spread is hidden does not matter to its prices.
-        spread = (choice.state.zero_stage, choice.state.shard_size)
+        spread = (choice.state.zero_stage, choice.state.shard_size, choice.state.offload_parameters)
         v = choice.variant
         state = self._number(("state", choice.group, v.precision, spread, choice.offload.optimizer))
         send = self._number(("send", choice.group, choice.micro_batch_size, v.sequence_parallel, v.precision))

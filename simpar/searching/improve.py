@@ -26,7 +26,8 @@ from simpar.step import simulate
 AXES: Final = (
     "tp", "cp", "pp", "ep", "etp", "micro_batch_size", "virtual_stages", "schedule", "split", "recompute", "zero_stage",
     "shard_size", "sequence_parallel", "cp_style", "overlap_tp", "overlap_ep", "ep_dispatcher", "overlap_grad_reduce",
-    "overlap_param_gather", "overlap_p2p", "reshard_after_forward", "offload_activations", "offload_optimizer", "placement",
+    "overlap_param_gather", "overlap_p2p", "reshard_after_forward", "offload_activations", "offload_optimizer",
+    "offload_parameters", "placement",
 )  # fmt: skip
 """Axes that may change; dp follows from the others."""
 

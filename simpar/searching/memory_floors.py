@@ -124,7 +124,7 @@ class MemoryFloors:
         plain = self.pricing.table(group, batch, variant, "none")
         mine = np.ones(len(full.pipeline), dtype=bool) if wanted is None else wanted[full.pipeline]
         room = self._room(group, variant, m, capacity)
-        kept = plain.kept + plain.logits
+        kept = (plain.sharded or plain).kept + plain.logits
         if "none" in self.space.selections and (full.held @ kept <= room)[mine].all():
             return None
         found = self._least(group, batch, variant, full, room, mine)

@@ -36,6 +36,7 @@ from simpar.searching.blocks import (
     block_kinds,
     encoder_kinds,
     has_experts,
+    no_longer,
 )
 from simpar.searching.choice import EVEN, Choice, Group, Offload, Pipeline, State, Variant
 from simpar.searching.floors import Floors
@@ -68,7 +69,7 @@ class Pricing:
         self.collectives: CollectiveModel
         self.kernels, self.collectives = cost_models(space.template, space.template.hardware)
         self._tables: dict[object, BlockTable] = {}
-        self._columns: dict[object, Column] = {}
+        self._columns: dict[object, tuple[Column, Column]] = {}
         self._held: dict[object, FloatArray] = {}
         self._held_tables: dict[bytes, BlockTable] = {}
         self._again: dict[tuple[str, str], Recompute] = {}
@@ -124,15 +125,16 @@ class Pricing:
     def _table(self, group: Group, batch: int, variant: Variant, recompute: str, phases: tuple[int, ...]) -> BlockTable:
         key = (self._column_name(group, batch, variant, experts=self.has_experts), recompute, phases)
         if key not in self._tables:
-            unlike = product(self._orders(variant), self.kinds_of_states(variant))
-            layouts = [self.probe(group, batch, variant, recompute, state, order) for order, state in unlike]
+            orders, shared = self._orders(variant), self.kinds.shared_head
+            unlike = product(self.kinds_of_states(variant), orders)
+            layouts = [self.probe(group, batch, variant, recompute, state, order) for state, order in unlike]
             pricers = [LayoutPricer(layout, self.kernels, self.collectives) for layout in layouts]
             layout = layouts[0]
             if recompute == "none" and phases:
                 self._plain[key[0]] = pricers
             elif key[0] in self._plain:
                 pricers = [pricer.like(plain) for pricer, plain in zip(pricers, self._plain[key[0]], strict=True)]
-            columns: list[Column | None] = [None] * self.kinds.count
+            columns: list[tuple[Column, Column] | None] = [None] * self.kinds.count
             for kind, block, recomputes in block_kinds(layout.network, self.kinds):
                 whole = has_experts(block)
                 same = kind - self.kinds.layers if self.kinds.layers <= kind < 2 * self.kinds.layers else kind
@@ -142,12 +144,8 @@ class Pricing:
                     for each, pricer in zip(layouts, pricers, strict=True):
                         local = each.split(block, each.options if recomputes else self._lasting(each))
                         found.append(Column.of(each, pricer, local, phases, sharded=self.shards))
-                    column = found[0].no_longer_than(found[1:])
-                    if kind == self.kinds.mtp_head:
-                        column = replace(column, dense=0.0)
-                    elif kind == self.kinds.shared_head:
-                        column = replace(column, dense=column.dense - layout.tied_extra)
-                    self._columns[name] = column
+                    less = found[0].dense if kind == self.kinds.mtp_head else layout.tied_extra if kind == shared else 0.0
+                    self._columns[name] = no_longer([replace(c, dense=c.dense - less) if less else c for c in found], -len(orders))
                 columns[kind] = self._columns[name]
             for kind, encoder in encoder_kinds(layout.network, self.kinds).items():
                 name = ("encoder", kind, *self._column_name(group, batch, variant, experts=False), recompute, phases)
@@ -158,7 +156,7 @@ class Pricing:
                         )
                         for each, pricer in zip(layouts, pricers, strict=True)
                     ]
-                    self._columns[name] = found[0].no_longer_than(found[1:])
+                    self._columns[name] = no_longer(found, -len(orders))
                 columns[kind] = self._columns[name]
             self._tables[key] = BlockTable.of(columns, layout.calibration.pass_s)
         return self._tables[key]
@@ -193,7 +191,7 @@ class Pricing:
         selected = recompute.startswith("selective") and not self.kinds.encoders
         name = (group, batch, variant, "none" if selected else recompute)
         if self._last_blocks is None or self._last_blocks[0] != name:
-            self._last_blocks = (name, self._locals(self.probe(*name)))
+            self._last_blocks = (name, self._locals(self.probe(*name, self.kinds_of_states(variant)[-1])))
         if not selected:
             return None, self._last_blocks[1]
         key = (recompute, variant.precision)
@@ -234,7 +232,7 @@ class Pricing:
         return layout.options if layout.options.recompute == Recompute() else replace(layout.options, recompute=Recompute())
 
     def kinds_of_states(self, variant: Variant) -> tuple[State, ...]:
-        """Shardings of the states between which the work of a block differs; the first says what blocks hold.
+        """Shardings of the states between which the work of a block differs; under the last blocks keep no more than under others.
 
         Where weights are gathered in the precision of the matmuls, full sharding leaves out their casts.
         """
@@ -293,7 +291,8 @@ class Pricing:
 
     def gathered(self, group: Group, variant: Variant, state: State) -> Gathered | None:
         """How weights come and go with their blocks under full sharding; None where they do not."""
-        if state.zero_stage != 3 or group.dp * group.cp == 1 or self.template.training.optimizer == "none":
+        alone = group.dp * group.cp == 1 and not state.offload_parameters
+        if state.zero_stage != 3 or alone or self.template.training.optimizer == "none":
             return None
         if self.stays_gathered(group, state):
             return None
@@ -319,7 +318,7 @@ class Pricing:
 
     def _stated(self, group: Group, variant: Variant, state: State) -> Layout:
         """A layout with the states of `variant` and `state`."""
-        key = ("bytes", variant.precision, state.zero_stage, group.dp * group.cp > 1)
+        key = ("bytes", variant.precision, state.zero_stage, state.offload_parameters, group.dp * group.cp > 1)
         if key not in self._pricers:
             self._pricers[key] = self.state_layout(group, variant, state)
         return self._pricers[key].layout
@@ -341,7 +340,7 @@ class Pricing:
 
     def state_prices(self, group: Group, variant: Variant, state: State) -> StatePricer:
         """What a spread costs; what of it is hidden does not matter."""
-        key = (group, variant.precision, state.zero_stage, state.shard_size)
+        key = (group, variant.precision, state.zero_stage, state.shard_size, state.offload_parameters)
         if key not in self._state_prices:
 
             def offloaded() -> LayoutPricer:
@@ -360,13 +359,15 @@ class Pricing:
 
         `passing`: gradients may exist from the only backward to the update alone; then a bound leaves them out.
         """
-        persist = self.framework.optimizer.gradients_persist or not passing
-        bytes_ = replace(self.per_weight(group, variant, state), gradients_persist=persist)
-        bytes_ = replace(bytes_, parameter=bytes_.parameter - self.kept_casts(group, variant, state))
-        if self._stated(group, variant, state).optimizer.paged:
-            bytes_ = replace(bytes_, moments=0.0)
+        persist = not passing or self.framework.optimizer.gradients_persist
+        own, away = self.per_weight(group, variant, state), state.offload_parameters
+        kept = 0.0 if away else own.parameter - self.kept_casts(group, variant, state)
+        moments = 0.0 if self._stated(group, variant, state).optimizer.paged else own.moments
+        bytes_ = replace(own, gradients_persist=persist, parameter=kept, moments=moments)
         if self.stays_gathered(group, state):
             bytes_ = replace(bytes_, gradient=0.0)  # the shards come as the unsharded gradients go
+        if away and self.framework.optimizer.states_follow_parameters:
+            bytes_ = replace(bytes_, gradient=0.0, master=0.0, moments=0.0)
         ranks = group.dp * group.cp
         shards = state.shard_size or ranks
         edp = group.tp * group.cp * group.dp // (group.etp * group.ep)

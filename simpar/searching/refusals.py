@@ -25,10 +25,10 @@ _PLAIN: Final = {
     "sequence_parallel": True, "cp_style": "ring", "overlap_tp": False, "overlap_ep": False, "ep_dispatcher": "alltoall",
     "virtual_stages": 1, "schedule": "1f1b", "split": "even", "overlap_p2p": None, "recompute": "none", "zero_stage": 1,
     "shard_size": None, "reshard_after_forward": True, "overlap_grad_reduce": None, "overlap_param_gather": None,
-    "offload_activations": 0.0, "offload_optimizer": False,
+    "offload_activations": 0.0, "offload_optimizer": False, "offload_parameters": False,
 }  # fmt: skip
 """The layout that a rule is shown on where nothing else is known."""
-_QUIET: Final = frozenset({*axes.FLAG_AXES, "etp"})
+_QUIET: Final = frozenset({*axes.FLAG_AXES, "etp"}) - {"offload_parameters"}
 """Axes that have no effect on many layouts: a value that none has is no mistake."""
 
 
@@ -129,7 +129,7 @@ def _values_of(space: Space, axis: str) -> Iterator[Any]:
             yield getattr(group, axis)
         elif axis in ("cp_style", "ep_dispatcher", "precision"):
             yield from (getattr(v, axis) for v in space.variants(group))
-        elif axis in ("zero_stage", "shard_size"):
+        elif axis in ("zero_stage", "shard_size", "offload_parameters"):
             yield from (getattr(s, axis) for s in space.states(group))
         elif axis == "offload_activations":
             yield from (o.activations for o in space.offloads)
@@ -182,8 +182,7 @@ def broken_rules(space: Space, given: Mapping[str, tuple[Any, ...]], base: Choic
     """
     found: list[str] = []
     for axis, values in given.items():
-        able = space._able.get(axis)
-        if able is not None and not any(axes.matches(axis, v, able) for v in values):
+        if values and not any(space.can(axis, v) for v in values):
             found.append(f"{space.framework} cannot run {axis} = {_text(values)} (--framework any takes it in)")
         known = space.restrictions.get(axis)
         if known is not None and not any(axes.matches(axis, v, known) for v in values):

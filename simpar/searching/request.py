@@ -14,13 +14,14 @@ from simpar.searching.mixed_space import AUTO, OPEN, USUAL, MixedSpace, check_pa
 from simpar.searching.refusals import check_space, check_values
 from simpar.searching.space import Space
 from simpar.specs.base import validate
+from simpar.specs.framework import framework
 from simpar.specs.plan import PlanSpec
 from simpar.specs.scenario import Scenario, make_scenario
 from simpar.topology.mesh import Mesh
 
 ANY: Final = "any"
 _PLAN_AXES: Final = tuple(a for a in axes.AXES if a not in ("micro_batch_size", "precision", "split", "offload_activations",
-                                                            "offload_optimizer"))  # fmt: skip
+                                                            "offload_optimizer", "offload_parameters"))  # fmt: skip
 _PARTS_OF_PLAN: Final = frozenset({*_PLAN_AXES, "first_stage_less_layers", "last_stage_less_layers", "embedding_alone",
                                    "layers_per_stage", "offload"})  # fmt: skip
 _LAYOUT_FIELDS: Final = ("plan", "training.global_batch_size", "training.micro_batch_size")
@@ -84,7 +85,8 @@ def _fixed(plan: dict[str, Any], training: dict[str, Any]) -> dict[str, tuple[An
     found["split"] = (split_text(split),)
     offload = plan.get("offload", {})
     found["offload_activations"] = (float(offload.get("activations", 0.0)),)
-    found["offload_optimizer"] = (bool(offload.get("optimizer", False)),)
+    for part in ("optimizer", "parameters"):
+        found[f"offload_{part}"] = (bool(offload.get(part, False)),)
     return found
 
 
@@ -127,12 +129,23 @@ def make_space(
     check_values({**restrictions, **given})
     template = make_template(clean, file)
     _in_the_space(template)
+    if restrictions.get("offload_parameters") == (True,) and _follows(template):
+        restrictions["offload_optimizer"] = (False,)
     space = (MixedSpace if by_cost else Space)(template, {**restrictions, **given}, framework)
     if by_cost:
         check_parts(space, given)
     if space.size or not may_be_empty:
         check_space(space, given)
     return space
+
+
+def optimizer_on_host(scenario: Scenario) -> bool:
+    """Whether the optimizer on the host is a choice of its own: not where parameters there take it along."""
+    return scenario.plan.offload.optimizer and not (scenario.plan.offload.parameters and _follows(scenario))
+
+
+def _follows(scenario: Scenario) -> bool:
+    return framework(scenario.framework, scenario.framework_version).optimizer.states_follow_parameters
 
 
 def make_template(table: dict[str, Any], file: str = "") -> Scenario:
@@ -176,9 +189,12 @@ def choice_of(scenario: Scenario) -> Choice:
         Pipeline(chunks, schedule,
                  (plan.first_stage_less_layers, plan.last_stage_less_layers, plan.embedding_alone), plan.overlap_p2p),
         recompute,
-        State(plan.zero_stage, plan.shard_size, plan.reshard_after_forward, plan.overlap_grad_reduce, plan.overlap_param_gather),
-        Offload(plan.offload.activations, plan.offload.optimizer),
+        State(
+            plan.zero_stage, plan.shard_size, plan.reshard_after_forward, plan.overlap_grad_reduce, plan.overlap_param_gather,
+            plan.offload.parameters,
+        ),
+        Offload(plan.offload.activations, optimizer_on_host(scenario)),
     )  # fmt: skip
 
 
-__all__ = ["ANY", "choice_of", "make_space", "make_template", "split_ranges"]
+__all__ = ["ANY", "choice_of", "make_space", "make_template", "optimizer_on_host", "split_ranges"]

@@ -80,9 +80,12 @@ class Space:
     def values(self, axis: str, default: list[Any] | tuple[Any, ...]) -> list[Any]:
         """Allowed values of `axis`: of the user's list (or the default range), those that the framework can run."""
         found = list(self.restrictions.get(axis, default))
-        if axis in self._able:
-            found = [v for v in found if axes.matches(axis, v, self._able[axis])]
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(v for v in found if self.can(axis, v)))
+
+    def can(self, axis: str, value: Any) -> bool:
+        """Whether the framework can run `value`; left open it is what the framework does."""
+        left_open = value is None and axis in axes.LEFT_OPEN
+        return left_open or axis not in self._able or axes.matches(axis, value, self._able[axis])
 
     @property
     def _transformer(self) -> TokenModel | None:
@@ -341,7 +344,9 @@ class Space:
         ranks, flags = group.dp * group.cp, (True, False)
         stages = [z for z in self.values("zero_stage", (0, 1, 2, 3)) if self._zero_fits(z, group.pp)]
         if ranks == 1 or self.template.training.optimizer == "none":
-            yield from (State(z, None, True, True, True) for z in stages[:1])
+            yield from (State(z, None, True, True, True) for z in stages[:1] if False in self._parameters_on_host(0))
+            if 3 in stages and group.pp == 1 and True in self._parameters_on_host(3):
+                yield State(3, None, True, True, True, offload_parameters=True)
             return
         kept_gathered = group.pp > 1 and self._semantics.data.fsdp_unsharded_with_pp
         for zero in stages:
@@ -349,9 +354,16 @@ class Space:
             always = (zero == 3 and not kept_gathered) or (zero == 2 and group.pp == 1)
             reduce = [True] if always else self.values("overlap_grad_reduce", flags)
             gather = self.values("overlap_param_gather", flags) if zero in (1, 2) else [True]
-            for shard, again, r, g in product(self._shards(group, zero), reshard, reduce, gather):
+            away = self._parameters_on_host(0 if kept_gathered else zero)
+            for shard, again, r, g, host in product(self._shards(group, zero), reshard, reduce, gather, away):
                 if r or not g or zero not in (1, 2) or not self._ability.gathers_beside_reductions:
-                    yield State(zero, shard, again, r, g)
+                    yield State(zero, shard, again, r, g, host)
+
+    def _parameters_on_host(self, zero: int) -> list[bool]:
+        """Where shards may rest: by default in host memory too within the limits of a framework that says so."""
+        able = "host_parameters" in self._semantics.conventions.abilities
+        found = self.values("offload_parameters", self._able.get("offload_parameters", (False,)))
+        return [host for host in found if not host or (able and zero == 3)]
 
     def _shards(self, group: Group, zero: int) -> list[int | None]:
         default: list[int | None] = [None, *axes.shard_sizes(divisors(group.dp * group.cp))]

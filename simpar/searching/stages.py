@@ -117,6 +117,7 @@ def _class_bytes(
 ) -> tuple[FloatArray, ...]:  # fmt: skip
     """The columns of `StageBytes` for one class, [R] each; the rules of `result.memory` over all recomputations at once."""
     rows = len(table)
+    tables = [(t.sharded or t) if sharded else t for t in tables]
     if order.shape[1] == 0:
         zero = np.zeros(rows)
         return zero, zero, zero, zero, zero, zero

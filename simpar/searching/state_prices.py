@@ -52,7 +52,7 @@ class StatePricer:
     def __init__(self, pricer: LayoutPricer, offloaded: Callable[[], LayoutPricer], dense: FloatArray, expert: FloatArray) -> None:
         self.layout: Layout = pricer.layout
         self._dense, self._expert = dense, expert
-        self._data = self.layout.data_ranks > 1 and self.layout.training.optimizer != "none"
+        self._data = self.layout.shares_state and self.layout.training.optimizer != "none"
         self._device, self._make_offloaded = _AnyWeights(pricer), offloaded
         self._known: dict[tuple[str, float, float], float] = {}
         self._losses: dict[bool, float] = {}

@@ -145,9 +145,10 @@ class Traffic:
     after: bool
 
     @classmethod
-    def of(cls, layout: Layout, group: Group, zero: int, gather: bool) -> Traffic:
+    def of(cls, layout: Layout, group: Group, state: State, gather: bool) -> Traffic:
         """Of a layout; `gather`: parameters are gathered beside the forward."""
-        data = layout.data_ranks > 1 and layout.training.optimizer != "none"
+        zero = state.zero_stage
+        data = (layout.data_ranks > 1 or state.offload_parameters) and layout.training.optimizer != "none"
         always = data and zero == 3 and not (group.pp > 1 and layout.framework.data.fsdp_unsharded_with_pp)
         start = data and not always and (zero == 3 or (zero >= 1 and gather))
         after = data and zero in (1, 2) and not gather
@@ -167,15 +168,15 @@ class Shardings:
         self.trains = pricing.template.training.optimizer != "none"
         hidden = [Hidden.of(pricing.framework, state) for state in self.states]
         layout = pricing.state_layout(group, variant, self.states[0]).layout
-        traffic = [Traffic.of(layout, group, s.zero_stage, h.gather) for s, h in zip(self.states, hidden, strict=True)]
-        self.data = traffic[0].data
+        traffic = [Traffic.of(layout, group, s, h.gather) for s, h in zip(self.states, hidden, strict=True)]
+        self.data = np.array([t.data for t in traffic])
         self.at_start, self.after = np.array([t.at_start for t in traffic]), np.array([t.after for t in traffic])
         self.always, self.reduces_always = np.array([t.always for t in traffic]), np.array([t.reduce_always for t in traffic])
         self.frees = np.array([s.reshard_after_forward for s in self.states])
         # Fully sharded gradients go block by block even where the last micro-batch alone reduces them.
         self.hidden = np.array([h.reduce for h in hidden]) | self.always
         # What of a sharding is hidden does not matter to its prices.
-        names = [(s.zero_stage, s.shard_size) for s in self.states]
+        names = [(s.zero_stage, s.shard_size, s.offload_parameters) for s in self.states]
         first = {name: index for index, name in reversed(list(enumerate(names)))}
         self.priced_as = np.array([first[name] for name in names], dtype=np.int64)
         self._bytes: dict[bool, FloatArray] = {}
@@ -189,7 +190,7 @@ class Shardings:
         pricers = [self.pricing.state_prices(self.group, self.variant, self.states[i]) for i in every.tolist()]
         at_start, hidden = self.at_start[columns][:, None], self.hidden[columns][:, None]
         reduces_always = self.reduces_always[columns][:, None]
-        in_buckets = self.data & ~reduces_always
+        in_buckets = self.data[columns][:, None] & ~reduces_always
         zeros = np.zeros((number, ranks))
         gather = reduce = gathers = reduces = serial = whole_gather = zeros
         if at_start.any() or self.after[columns].any():
@@ -255,7 +256,7 @@ class Shardings:
         costs = np.asarray((each[:, 1] >= each[:, 0]).all(axis=1))
         each = each + gathers[:, None]
         # Ranks that do not wait for each other may end with the shortest update.
-        together = self.data and self.pricing.waits(cut.shape.style)
+        together = self.data.all() and self.pricing.waits(cut.shape.style)
         return each.max(axis=2) if together else each.min(axis=2), costs
 
     # -- bytes -------------------------------------------------------------------------------------------------------
@@ -311,11 +312,11 @@ class Shardings:
     def _frozen(self, cut: Cut) -> FloatArray:
         """Bytes of frozen encoders [D, ranks] where all else is trained."""
         held = cut.held @ (cut.composition.counts @ cut.table.frozen_dense)
-        ranks = []
+        shares = []
         for state in self.states:
             layout = self.pricing.state_layout(self.group, self.variant, state).layout
-            ranks.append(layout.shard_ranks if state.zero_stage == 3 else 1)
-        return np.asarray(held[None, :] / np.array(ranks)[:, None])
+            shares.append(0.0 if state.offload_parameters else 1.0 / (layout.shard_ranks if state.zero_stage == 3 else 1))
+        return np.asarray(held[None, :] * np.array(shares)[:, None])
 
     def trained(self, cut: Cut) -> FloatArray:
         """Weights of each rank that train."""
@@ -332,8 +333,9 @@ class Shardings:
         for index, state in enumerate(self.states):
             layout = self.pricing.state_layout(self.group, self.variant, state).layout
             split = (layout.shard_ranks, layout.expert_shard_ranks) if state.zero_stage == 3 else (1, 1)
+            frozen = 0.0 if state.offload_parameters else dense / split[0] + expert / split[1]
             each = per[index, 0, 0] + self._ddp_buckets[index]
-            resting[index] = dense / split[0] + expert / split[1] + trained * each + self.pricing.workspace_bytes
+            resting[index] = frozen + trained * each + self.pricing.workspace_bytes
             optimizer[index] = trained * per[index, 0, 1]
         return StateBytes(resting, optimizer)
 

@@ -42,8 +42,8 @@ TASKS: Final[dict[str, tuple[tuple[Recipe, ...], ...]]] = {
 
 USUAL_SEQUENCE: Final = 2048
 USUAL_BATCH: Final = 16
-USUAL_FRAMEWORK: Final = "transformers"
-"""Of a task that says no more."""
+USUAL_FRAMEWORK: Final = "trl"
+"""Of a task that says no more: the Trainer with what TRL adds, activations on the host among it."""
 
 
 def recipes(task: str, training: Mapping[str, Any]) -> list[Recipe]:

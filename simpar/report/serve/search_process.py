@@ -15,6 +15,7 @@ from simpar.searching.account import Progress
 from simpar.searching.branch import Branch
 from simpar.searching.choice import recompute_text, split_text
 from simpar.searching.incumbents import Scored
+from simpar.searching.request import optimizer_on_host
 from simpar.searching.space import Space
 from simpar.specs.scenario import Scenario, make_scenario
 from simpar.step import simulate
@@ -37,7 +38,8 @@ def restrictions(scenario: Scenario) -> dict[str, tuple[Any, ...]]:
     split = (plan.first_stage_less_layers, plan.last_stage_less_layers, plan.embedding_alone)
     return found | {
         "precision": (scenario.training.precision,), "offload_activations": (plan.offload.activations,),
-        "offload_optimizer": (plan.offload.optimizer,), "split": (split_text(split),),
+        "offload_optimizer": (optimizer_on_host(scenario),), "offload_parameters": (plan.offload.parameters,),
+        "split": (split_text(split),),
         "schedule": tuple(dict.fromkeys(("1f1b", "interleaved", schedule))),
         "recompute": tuple(dict.fromkeys(("none", "selective:core_attn", "full", recompute_text(plan.recompute)))),
     }  # fmt: skip
