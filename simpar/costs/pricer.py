@@ -217,6 +217,10 @@ class LayoutPricer:
     def layer_seconds(self, stage: int) -> list[float]:
         """Forward and backward of one micro-batch of embedding, every layer and head (0 where there is none), as if they were on
         this stage; encoders without stages of their own count with the embedding."""
+        return self._layer_seconds
+
+    @cached_property
+    def _layer_seconds(self) -> list[float]:
         ahead, layers, behind = (
             [sum(self._block_seconds(block, phase) for phase in ("F", "B")) for block in blocks]
             for blocks in self.layout.blocks_in_order

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise, product
 from math import floor, inf
@@ -55,34 +56,52 @@ def shared_layers(costs: Sequence[Sequence[float]], ends: Sequence[float], most:
     >>> shared_layers([[1.0] * 9, [2.0] * 9], [0.0, 0.0], [9, 9])
     (6, 3)
     """
-    layers = len(costs[0])
     sums = [[0.0, *accumulate(row)] for row in costs]
-
-    def best(measure: Callable[[float], float], join: Callable[[float, float], float], limit: float) -> tuple[float, list[int]]:
-        """The least joined measure of all stages' times within `limit`, and where each stage begins."""
-        reached, begins = [inf] * (layers + 1), list[list[int]]()
-        reached[0] = 0.0
-        for stage, row in enumerate(sums):
-            after, begin = [inf] * (layers + 1), [0] * (layers + 1)
-            for end in range(layers + 1):
-                for first in range(max(end - most[stage], 0), end + 1):
-                    seconds = ends[stage] + row[end] - row[first]
-                    if reached[first] < inf and seconds <= limit:
-                        value = join(reached[first], measure(seconds))
-                        if value < after[end]:
-                            after[end], begin[end] = value, first
-            reached = after
-            begins.append(begin)
-        cuts = [layers]
-        for begin in reversed(begins):
-            cuts.append(begin[cuts[-1]])
-        return reached[layers], cuts[::-1]
-
-    slowest, _ = best(lambda seconds: seconds, max, inf)
+    slowest = _slowest(sums, ends, most)
     if slowest == inf:
         return None
-    _, cuts = best(lambda seconds: seconds**2, lambda a, b: a + b, slowest * (1.0 + 1e-12))
-    return tuple(b - a for a, b in pairwise(cuts))
+    limit = slowest * (1.0 + 1e-12)
+    # A stage ends no later than if all before it take as much as they can, no earlier than those behind it need.
+    latest = _reached(sums, ends, most, slowest * (1.0 + 1e-9))
+    turned = [[row[-1] - value for value in reversed(row)] for row in reversed(sums)]
+    behind = _reached(turned, ends[::-1], most[::-1], slowest * (1.0 + 1e-9))
+    layers = len(costs[0])
+    earliest = [max(layers - reach, 0) for reach in reversed([0, *behind[:-1]])]
+    spread, begins = {0: 0.0}, list[dict[int, int]]()
+    for stage, row in enumerate(sums):
+        after, begin = dict[int, float](), dict[int, int]()
+        for end in range(earliest[stage], latest[stage] + 1):
+            for first in range(max(end - most[stage], 0), end + 1):
+                seconds = ends[stage] + row[end] - row[first]
+                if first in spread and seconds <= limit and (value := spread[first] + seconds**2) < after.get(end, inf):
+                    after[end], begin[end] = value, first
+        spread = after
+        begins.append(begin)
+    cuts = [layers]
+    for begin in reversed(begins):
+        cuts.append(begin[cuts[-1]])
+    return tuple(b - a for a, b in pairwise(cuts[::-1]))
+
+
+def _slowest(sums: Sequence[Sequence[float]], ends: Sequence[float], most: Sequence[int]) -> float:
+    """The least seconds of the slowest stage; infinite where the stages have no room."""
+    low, high = 0.0, 2.0 * (sum(ends) + sum(row[-1] for row in sums))
+    if _reached(sums, ends, most, high)[-1] < len(sums[0]) - 1:
+        return inf
+    while high - low > 1e-13 * high:
+        middle = (low + high) / 2.0
+        low, high = (low, middle) if _reached(sums, ends, most, middle)[-1] == len(sums[0]) - 1 else (middle, high)
+    return high
+
+
+def _reached(sums: Sequence[Sequence[float]], ends: Sequence[float], most: Sequence[int], limit: float) -> list[int]:
+    """Layers up to the end of each stage if every one takes as many as it can within `limit`; -1 where one takes too long empty."""
+    found, at = [], 0
+    for row, beside, room in zip(sums, ends, most, strict=True):
+        fits = at >= 0 and beside <= limit
+        at = min(at + room, bisect_right(row, limit - beside + row[at]) - 1) if fits else -1
+        found.append(at)
+    return found
 
 
 __all__ = ["shared_layers", "shared_microbatches"]
