@@ -57,7 +57,7 @@ def test_a_full_fine_tune_says_what_does_not_fit(capsys: pytest.CaptureFixture[s
 
 
 def test_a_full_fine_tune_fits_where_the_host_holds_the_weights(capsys: pytest.CaptureFixture[str]) -> None:
-    """FSDP without a fused loss, one micro-batch a step: what rests on a card is nothing but activations and one layer's weights."""
+    """One micro-batch a step: what rests on a card is activations and the weights of a layer."""
     sharded = tuple("zero_stage=3" if word == "zero_stage=0" else word for word in ASKED)
     code, out = run((*sharded, "--task", "full", "--set", "training.optimizer=adamw", "--json"), capsys)
     assert code == 0
