@@ -75,6 +75,15 @@ def test_buckets_carry_all_gradients() -> None:
     assert whole <= sum(pricer.price(Reduce(0, i, i + 1)).seconds for i in range(blocks)) * (1 + 1e-12)
 
 
+def test_the_trainer_reduces_in_buckets_of_fp32_weights() -> None:
+    """accelerate wraps the model alike; its weights are fp32 under autocast, so that a bucket holds half as many."""
+    layout = Layout.of(scenario(0, name="transformers").model_copy(update={"framework_version": "2025-06"}), 1)
+    blocks = len(layout.stage_blocks[0])
+    (call,) = state_collectives(layout, Reduce(0, 0, blocks))
+    assert call.bytes * call.repeat == pytest.approx(layout.state_bytes.reduce * sum(layout.block_parameters(0, 0, blocks)))
+    assert call.bytes / layout.state_bytes.reduce == pytest.approx(25.0 * 2**20 / 4.0 + tensor_parameters(layout) / 2.0)
+
+
 @pytest.mark.parametrize("tp", [1, 2])
 def test_unpacking_takes_a_piece_for_every_tensor_and_rank(tp: int) -> None:
     """The gather's host time grows with the data-parallel ranks, not with the weights on a rank."""

@@ -18,6 +18,7 @@ from simpar.searching.choice import Choice
 from simpar.searching.request import choice_of, make_space
 from simpar.searching.space import Space, divisors
 from simpar.specs.checks import check_scenario
+from simpar.specs.plan import OffloadSpec as Offload
 from simpar.specs.scenario import Scenario
 from simpar.step import prepare
 
@@ -258,5 +259,7 @@ def test_parameters_on_the_host_take_the_optimizer_of_fsdp_there() -> None:
         (choice,) = space.choices()
         assert (choice.offload.optimizer, choice.state.offload_parameters) == (optimizer, True)
         scenario = choice.scenario(space.template)
-        assert choice_of(scenario) == choice
         assert prepare(scenario).layout.plan.offload.optimizer
+        both = Offload(optimizer=True, parameters=True)
+        said = scenario.model_copy(update={"plan": scenario.plan.model_copy(update={"offload": both})})
+        assert choice_of(scenario) == choice_of(said) == choice
