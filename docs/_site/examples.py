@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
 import shlex
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,28 +27,51 @@ BLOCK: Final = re.compile(
 )
 EXIT: Final = re.compile(r"\s+# exit (\d+)$")
 COLUMNS: Final = "110"
+_BEGUN: Final[dict[str, Future[list[str]]]] = {}
+"""Page -> its examples as they run."""
 
 
 class ExampleError(Exception):
     """An example of the documentation that does not do what the page says."""
 
 
+def on_files(files: Any, **_: Any) -> None:
+    """mkdocs' event: begin to run the examples of all pages, each page in a process of its own, one to a core."""
+    pool = ThreadPoolExecutor(os.cpu_count())
+    for file in files.documentation_pages():
+        if BLOCK.search(file.content_string):
+            _BEGUN[file.src_uri] = pool.submit(apart, file.abs_src_path)
+    pool.shutdown(wait=False)
+
+
+def apart(path: str) -> list[str]:
+    """`blocks` of a page, in a process of its own: they share a working directory.
+
+    Raises:
+        ExampleError: as `blocks`.
+    """
+    done = subprocess.run([sys.executable, __file__, "--json", path], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ExampleError(done.stdout + done.stderr)
+    return list(json.loads(done.stdout))
+
+
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """mkdocs' event: run the examples of a page."""
-    return with_output(markdown, page.file.src_uri)
+    """mkdocs' event: a page with what its examples printed."""
+    name = page.file.src_uri
+    ready = iter(_BEGUN[name].result() if name in _BEGUN else blocks(markdown, name))
+    return BLOCK.sub(lambda _: next(ready), markdown)
 
 
-def with_output(markdown: str, name: str) -> str:
-    """The page with the output of its examples.
+def blocks(markdown: str, name: str) -> list[str]:
+    """The example blocks of a page after they have run, in order.
 
     Raises:
         ExampleError: a command ends with another exit code than the page says, or Python code raises.
     """
-    if not BLOCK.search(markdown):
-        return markdown
     names: dict[str, Any] = {"__name__": "__main__"}
     with tempfile.TemporaryDirectory() as folder, working_in(Path(folder)):
-        return BLOCK.sub(lambda found: shown(found, name, names), markdown)
+        return [shown(found, name, names) for found in BLOCK.finditer(markdown)]
 
 
 def shown(found: re.Match[str], page: str, names: dict[str, Any]) -> str:
@@ -105,11 +130,13 @@ def working_in(folder: Path) -> Iterator[None]:
 
 
 def main(paths: list[str]) -> int:
-    """Run the examples of some pages without building the site; print what fails."""
-    failed = 0
-    for path in paths:
+    """Run the examples of some pages without building the site; print what fails, after --json what they print."""
+    failed, as_json = 0, paths[:1] == ["--json"]
+    for path in paths[as_json:]:
         try:
-            with_output(Path(path).read_text(), path)
+            found = blocks(Path(path).read_text(), path)
+            if as_json:
+                print(json.dumps(found))
         except ExampleError as error:
             print(error)
             failed += 1
