@@ -16,6 +16,7 @@ from simpar.errors import InputError
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.layout import Layout
 from simpar.parallel.work import LocalOp, MemoryWork
+from simpar.result.gathers import Gathers
 from simpar.result.ideal import ideal_seconds as result_ideal
 from simpar.result.memory import static_state
 from simpar.result.result import Result
@@ -203,7 +204,7 @@ def logits_held(scenario: Scenario) -> float:
     ("name", "version", "loss", "held"),
     [
         ("transformers", "2025-10", "unfused", 12.0),  # 16-bit logits, log-softmax, its gradient and a transient
-        ("transformers", "2025-10", "fused", 2.0),
+        ("transformers", "2025-10", "fused", 6.0),  # 16-bit logits and the loss's fp32 copy, turned into its gradient
         ("transformers", "2024-06", "fused", 8.0),  # fp32 logits from the head, turned into their gradient, and its 16-bit copy
         ("transformers", "2025-10", "chunked", 12.0 / 8),
         ("torchtune", "2025-03", "auto", 6.0),  # 16-bit logits and the fp32 softmax of all pieces
@@ -605,7 +606,6 @@ def test_offloaded_activations_are_those_of_layers() -> None:
         ("torchtune", {}, {"base_weights": "nf4"}, 'training.trainable = "lora"'),
         ("torchtune", {}, {"lora_adapters": 2}, 'training.trainable = "lora"'),
         ("torchtune", {}, {"pure_bf16": True, "precision": "fp32"}, "contradicts training.precision"),
-        ("transformers", {"zero_stage": 3}, {"pure_bf16": True}, "keeps sharded trained weights in fp32"),
         ("megatron-core", {}, {"fused_kernels": True}, "megatron-core does not have it"),
     ],
 )
@@ -637,6 +637,27 @@ def moved(scenario: Scenario, name: str, phase: str) -> float:
     layer = prepare(scenario).layout.stage_blocks[0][1]
     ops = layer.forward if phase == "F" else layer.backward
     return sum(op.work.bytes_moved for op in ops if op.name.removesuffix(".backward") == name) / layer.dense_parameters
+
+
+def test_sharded_weights_rest_in_fp32_unless_a_run_leaves_them_as_loaded() -> None:
+    """accelerate's fsdp2_prepare_model turns them into fp32 where its mixed precision is on; axolotl's own does not."""
+    usual, loaded = (resting(small("transformers", 2, "2026-01", {"zero_stage": 3}, pure_bf16=pure)) for pure in (None, True))
+    assert usual["parameters"] + usual["optimizer"] == 12.0 * WEIGHTS / 2
+    assert loaded["parameters"] + loaded["optimizer"] == 6.0 * WEIGHTS / 2
+
+
+def test_weights_that_are_not_resharded_stay_from_forward_to_backward() -> None:
+    """FSDP1's SHARD_GRAD_OP, FSDP2's reshard_after_forward off: at the loss a rank holds the whole model gathered."""
+    freed, kept = (
+        prepare(small("transformers", 2, "2026-01", {"zero_stage": 3, "reshard_after_forward": reshards})).layout
+        for reshards in (True, False)
+    )
+    blocks = kept.stage_blocks[0]
+    weights = [2.0 * block.dense_parameters for block in blocks]
+    own, other = Gathers.of(kept, blocks), Gathers.of(freed, freed.stage_blocks[0])
+    assert own.forward[-1] == own.begin[-1] == sum(weights)
+    assert own.forward[0] == other.forward[0]
+    assert other.begin[-1] == weights[0] + weights[-1]  # the ends of the model are one group
 
 
 def test_gathered_weights_and_reduced_gradients_are_copied_on_the_compute_stream() -> None:

@@ -359,10 +359,10 @@ class Job:
     def pure_bf16(self) -> bool:
         """Trained weights, gradients and optimizer states rest in bf16 without an fp32 copy."""
         own, chosen = self.framework.optimizer, self.training.pure_bf16
-        fp32_shards = self.plan.zero_stage == 3 and own.sharded_weights_fp32
-        if self._full_precision or self.training.precision == "fp16" or fp32_shards or self._fp32_adapters:
+        if self._full_precision or self.training.precision == "fp16" or self._fp32_adapters:
             return False
-        return own.pure_bf16 if chosen is None else chosen
+        fp32_shards = self.plan.zero_stage == 3 and own.sharded_weights_fp32
+        return own.pure_bf16 and not fp32_shards if chosen is None else chosen
 
     @property
     def weight_bytes(self) -> float:

@@ -93,7 +93,7 @@ class Gathers:
     """What passes over the blocks of a fully sharded stage, float bytes [blocks]: one group per block (torch FSDP2).
 
     Attributes:
-        forward: gathered weights of the block and of those prefetched.
+        forward: gathered weights of the block and of those prefetched, and of all before it where they stay for the backward.
         begin: at the begin of the block's backward: weights, and the buffer that reduces the block behind it.
         end: at its end: its own unsharded gradients as well, or the buffer into which they are copied.
     """
@@ -123,14 +123,15 @@ class Gathers:
             waiting = sum(g for g, w in zip(own[1:], whole[1:], strict=True) if w)
             held, once = ([p * (not w) for p, w in zip(each, whole, strict=True)] for each in (held, trained))
             trained = [sum(trained) - sum(once) if whole[0] else once[0], *once[1:]]
-        forward = [root + state.gather * sum(held[i : i + ahead + 1]) for i in range(len(held))]
-        weights = [root + state.gather * sum(held[max(i - ahead, 0) : i + 1]) for i in range(len(held))]
+        kept = not layout.plan.reshard_after_forward  # from each block's forward to its backward
+        forward = [root + state.gather * sum(held[0 if kept else i : i + ahead + 1]) for i in range(len(held))]
+        weights = [root + state.gather * sum(held[0 if kept else max(i - ahead, 0) : i + 1]) for i in range(len(held))]
         behind = [state.reduce * p for p in (*trained[1:], 0.0)]
         # Gradients of the head wait for those of the embedding.
         waits = [waiting] * (len(blocks) - 1) + [0.0]
         begin = [w + b + g for w, b, g in zip(weights, behind, waits, strict=True)]
         if at_loss:
-            begin[-1] = root + state.gather * held[-1]  # nothing is prefetched before the loss is through
+            begin[-1] = weights[-1] if kept else root + state.gather * held[-1]  # nothing is prefetched before the loss is through
         end = [w + g + max(b, state.reduce * p) for w, g, b, p in zip(weights, own, behind, trained, strict=True)]
         end = [e + g for e, g in zip(end, waits, strict=True)]
         return cls(forward, begin, end)

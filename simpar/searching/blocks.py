@@ -277,7 +277,8 @@ def _bare_transient(block: LocalBlock) -> float:
 class Gathered:
     """Fully sharded weights that come and go with their blocks: bytes per weight gathered, per gradient, groups ahead.
 
-    `adapters`: they alone have gradients. `head`: bytes of a gradient of the head before it is reduced.
+    `adapters`: they alone have gradients. `head`: bytes of a gradient of the head before it is reduced. `stays`: from a block's
+    forward to its backward.
     """
 
     gather: float
@@ -285,6 +286,7 @@ class Gathered:
     ahead: int
     adapters: bool = False
     head: float = 2.0
+    stays: bool = False
 
 
 def serial_seconds(ops: Sequence[LocalOp], seconds: Sequence[float]) -> tuple[float, float]:

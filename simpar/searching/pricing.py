@@ -299,7 +299,7 @@ class Pricing:
         layout = self._stated(group, variant, state)
         bytes_, ahead = layout.state_bytes, self.framework.data.fsdp_prefetch_groups
         adapters = self.template.training.trainable == "lora"
-        return Gathered(bytes_.gather, bytes_.reduce, ahead, adapters, head_gradient_bytes(layout))
+        return Gathered(bytes_.gather, bytes_.reduce, ahead, adapters, head_gradient_bytes(layout), not state.reshard_after_forward)
 
     def per_weight(self, group: Group, variant: Variant, state: State) -> StateBytes:
         """Bytes per weight of each kind of state."""

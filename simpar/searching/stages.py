@@ -163,12 +163,14 @@ def _gathers(
     total = np.concatenate([np.zeros((len(held), 1)), np.cumsum(held, axis=1)], axis=1)
     count, index = held.shape[1], np.arange(held.shape[1])
     whole = gathered.gather * root.sum(axis=1, keepdims=True)
-    forward = whole + gathered.gather * (total[:, np.minimum(index + gathered.ahead + 1, count)] - total[:, index])
-    weights = whole + gathered.gather * (total[:, index + 1] - total[:, np.maximum(index - gathered.ahead, 0)])
+    first, earlier = (0 * index, 0 * index) if gathered.stays else (index, np.maximum(index - gathered.ahead, 0))
+    forward = whole + gathered.gather * (total[:, np.minimum(index + gathered.ahead + 1, count)] - total[:, first])
+    weights = whole + gathered.gather * (total[:, index + 1] - total[:, earlier])
     behind = gathered.reduce * np.concatenate([trained[:, 1:], np.zeros((len(held), 1))], axis=1)
     begin = weights + behind + waiting
     # Nothing is prefetched before the loss is through.
-    begin[:, -1] = np.where(loss, whole[:, 0] + gathered.gather * held[:, -1], begin[:, -1])
+    at_loss = weights[:, -1] if gathered.stays else whole[:, 0] + gathered.gather * held[:, -1]
+    begin[:, -1] = np.where(loss, at_loss, begin[:, -1])
     end = weights + waiting + own + np.maximum(behind, gathered.reduce * trained)
     return forward, begin, end
 

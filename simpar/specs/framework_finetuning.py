@@ -44,8 +44,10 @@ TRANSFORMERS: Final = (
     ),
     Row(
         (2024, 12),
-        {"logits_fp32_copies_fused": 0.0},
-        "transformers 4.47: models no longer return logits in fp32 (PRs 33902, 34147)",
+        {"logits_fp32_copies_fused": 1.0},
+        "transformers 4.47: models no longer return logits in fp32 (PRs 33902, 34147); loss/loss_utils.py ForCausalLMLoss turns "
+        "them into fp32 itself before what stands for nn.functional.cross_entropy, Liger's (liger_kernel/transformers/"
+        "monkey_patch.py) included, which writes the gradient into that copy",
     ),
     Row(
         (2025, 8),

@@ -44,9 +44,6 @@ def option_conflicts(scenario: Scenario, spec: FrameworkSpec) -> Iterator[Violat
         yield Violation(
             "training.pure_bf16", True, f"contradicts training.precision {training.precision!r}", "bf16 or an fp8 recipe"
         )
-    if training.pure_bf16 and plan.zero_stage == 3 and spec.optimizer.sharded_weights_fp32:
-        rule = f"{spec.name} keeps sharded trained weights in fp32, against training.pure_bf16"
-        yield Violation("plan.zero_stage", 3, rule, "0, or leave training.pure_bf16 out")
     if training.optimizer_in_backward:
         yield from _in_backward(scenario)
     for field in ("overlap_tp", "overlap_ep") if training.launch_blocking else ():
