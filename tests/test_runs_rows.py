@@ -292,6 +292,7 @@ def test_attention_kernels() -> None:
     assert attention_of({"flash_attention": False, "notes": "built without cuDNN"}) == "unfused"
     assert attention_of({"notes": "cuDNN attention"}) == "cudnn"
     assert attention_of({"notes": "TE + DeepEP + FlexAttn"}) == "flex"
+    assert attention_of({"flash_attention": "flash attention 4"}) == "fa4"
     assert attention_of({"notes": "memory-efficient attention", "flash_attention": True}) == "efficient"
     assert attention_of({"flash_attention": True}) == "auto"
 
@@ -540,6 +541,29 @@ def test_a_library_s_kernels_are_read_beside_16_bit_weights(notes: str, fused: b
     scenario = run_of(given).scenario
     assert scenario is not None
     assert (scenario.training.pure_bf16, scenario.training.fused_kernels) == (True, fused)
+
+
+@pytest.mark.parametrize(
+    ("framework", "name", "fused"),
+    [
+        ("own trainer, TransformerEngine layers", "plain", True),
+        ("custom trainer", "plain", False),
+        ("HF Trainer", "transformers", False),
+    ],
+)
+def test_an_own_trainer_is_not_that_of_transformers(framework: str, name: str, *, fused: bool) -> None:
+    given = row(framework=framework, precision="bf16", tp=1, pp=1, vpp=None, dp=64, zero_stage=0, sp=None)
+    scenario = run_of(given).scenario
+    assert scenario is not None
+    assert (scenario.framework, scenario.training.fused_kernels) == (name, fused)
+
+
+def test_sharded_weights_and_states_of_16_bits_are_read() -> None:
+    stated = "bf16 (pure: weights and AdamW states bf16)"
+    given = row(framework="TRL", precision=stated, tp=1, pp=1, vpp=None, dp=64, zero_stage=3, sp=None, fsdp="FSDP2")
+    scenario = run_of(given).scenario
+    assert scenario is not None
+    assert (scenario.plan.zero_stage, scenario.training.pure_bf16) == (3, True)
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,11 @@ NEAREST: Final = (
         "torch-fsdp",
         "it drives torch's own data parallelism",
     ),
-    (r"unsloth|hugging ?face|\bhf\b|trainer|peft|fastchat", "transformers", "it drives the Trainer of transformers"),
+    (
+        r"unsloth|hugging ?face|\bhf\b|(?<!\bown )(?<!\bcustom )trainer|peft|fastchat",
+        "transformers",
+        "it drives the Trainer of transformers",
+    ),
 )
 """Frameworks without rows of their own, the nearest that has some, and why."""
 
@@ -107,6 +111,7 @@ _UNFUSED: Final[dict[str, Month]] = {"megatron-core": (2022, 4), "nemo": (2022, 
 """The month that a run without flash attention shows where nothing else dates it: the last before FlashAttention."""
 
 ATTENTION_KERNELS: Final = (
+    (r"flash[ _-]?attention[ _-]?(4|v4)|\bfa4\b", "fa4"),
     (r"flash[ _-]?attention[ _-]?(3|v3)|\bfa3\b", "fa3"),
     (r"flash[ _-]?attention[ _-]?(2|v2)|\bfa2\b", "fa2"),
     (r"flash[ _-]?attention[ _-]?v?1|\bfa1\b", "fa1"),

@@ -287,13 +287,16 @@ def _states(row: Row, framework: FrameworkSpec, optimizer: str) -> dict[str, Any
     """Widths of the trained states, and when they are updated."""
     texts = " ".join(str(row.get(key) or "") for key in ("precision", "optimizer", "notes"))
     table: dict[str, Any] = {}
+    library = re.search(r"(?<!no )(?<!without )\b(?:liger|unsloth)\b", re.sub(r"\([^)]*\)", "", texts), re.IGNORECASE)
+    layers = re.search(r"transformer ?engine('s)? layers", str(row.get("framework") or ""), re.IGNORECASE)
     if (
-        re.search(r"(?<!no )(?<!without )\b(?:liger|unsloth)\b", re.sub(r"\([^)]*\)", "", texts), re.IGNORECASE)
+        (library or layers)
         and not re.search(r"\bfoak\b", texts, re.IGNORECASE)  # fms-acceleration's kernels leave the activation to torch
         and "fused_kernels" in framework.conventions.abilities
     ):
         table["fused_kernels"] = True
-    sharded = framework.optimizer.sharded_weights_fp32 and row.get("zero_stage") == 3
+    whole = re.search(r"weights and \w+ states bf16", str(row.get("precision") or "")) is not None
+    sharded = framework.optimizer.sharded_weights_fp32 and row.get("zero_stage") == 3 and not whole
     if (
         re.search(r"pure|weights and \w+ states bf16", str(row.get("precision") or ""))
         and "pure_bf16" in framework.conventions.abilities
