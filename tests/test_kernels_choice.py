@@ -15,12 +15,14 @@ from simpar.costs.kernels import KernelModel
 from simpar.costs.price import Provenance
 from simpar.errors import InputError
 from simpar.evidence.kernel_toml import dump
+from simpar.parallel.local_layer import sdpa_kernel
 from simpar.parallel.work import AttentionWork, Gemm
 from simpar.specs.base import read_toml, validate
 from simpar.specs.framework import framework
 from simpar.specs.hardware import HardwareProfile, load_hardware
 from simpar.specs.kernel_constants import Band, KernelConstants, MeasuredPoint
 from simpar.specs.scenario import make_scenario
+from simpar.step import prepare
 
 
 def without(name: str) -> HardwareProfile:
@@ -169,6 +171,57 @@ def test_a_mask_that_is_a_tensor_takes_torch_s_memory_efficient_kernel() -> None
         assert masked == seconds(hardware, "efficient", causal=False) == seconds(hardware, "efficient", causal=True, window=1024)
         assert masked / seconds(hardware, "fa2", causal=False) == pytest.approx(1343 / 715, rel=0.05)
         assert masked > 3.0 * seconds(hardware, "fa2", causal=True)
+
+
+@pytest.mark.parametrize(
+    ("first", "head_dim", "masked", "runs"),
+    [
+        ("cudnn", 128, True, "cudnn"),  # takes masks, no heads above 128
+        ("cudnn9.19", 256, False, "fa2"),
+        ("cudnn9.19", 256, True, "efficient"),
+        ("fa2", 128, True, "efficient"),  # takes no mask, no heads above 256
+        ("fa2", 512, False, "efficient-causal"),
+        ("fa2", 256, False, "fa2"),
+    ],
+)
+def test_torch_s_sdpa_runs_the_first_kernel_that_takes_heads_and_mask(
+    first: str, head_dim: int, runs: str, *, masked: bool
+) -> None:
+    assert sdpa_kernel(first, head_dim, masked=masked) == runs
+
+
+def test_a_window_comes_to_torch_s_sdpa_as_a_mask() -> None:
+    """Gemma 3's windows of 512 under transformers: at 8,192 tokens their mask is a tensor, at 256 there is none to see."""
+
+    def kernels(sequence_length: int, attention_kernel: str = "auto") -> set[tuple[str, bool]]:
+        table = {
+            "model": "gemma3-1b", "framework": "transformers", "framework_version": "2025-10",
+            "cluster": {"hardware": "dgx-a100-80gb", "num_nodes": 1, "num_gpus": 1},
+            "training": {"sequence_length": sequence_length, "global_batch_size": 1, "attention_kernel": attention_kernel},
+        }  # fmt: skip
+        blocks = prepare(make_scenario(table)).layout.stage_blocks[0]
+        works = (op.work for block in blocks for op in block.forward)
+        return {(work.kernel, work.causal) for work in works if isinstance(work, AttentionWork)}
+
+    assert kernels(256) == {("fa2", True)}
+    assert kernels(8192) == {("fa2", True), ("efficient", False)}
+    assert kernels(8192, "fa2") == {("fa2", True)}
+
+
+def test_the_memory_efficient_kernel_without_a_mask_is_as_far_behind_flash_attention() -> None:
+    model = KernelModel(load_hardware("dgx-a100-80gb"))
+    efficient, flash = (
+        model.attention(AttentionWork(1, 8192, 8192, 32, 8, 128, 128, causal=True, kernel=kernel)).seconds
+        for kernel in ("efficient-causal", "fa2")
+    )
+    assert efficient / flash == pytest.approx(1.85)
+
+
+def test_products_of_b300_follow_its_power() -> None:
+    """1,100 against 1,000 W; GB300 over GB200, 1,400 against 1,200 W: 1.22."""
+    power = math.log(1.22) / math.log(1400 / 1200)
+    scale = load_hardware("dgx-b300").kernels.compute_scale
+    assert scale == pytest.approx((1100 / 1000) ** power, abs=0.01)
 
 
 def test_a_mask_that_is_a_tensor_does_not_know_documents() -> None:

@@ -17,13 +17,15 @@ from simpar.specs.calibration import constant
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.kernel_constants import AttentionConstants
 
-KERNELS: Final = ("auto", "fa1", "fa2", "fa3", "fa4", "flex", "cudnn", "cudnn9.19", "trtllm-gen", "efficient", "unfused", "eager")
+KERNELS: Final = ("auto", "fa1", "fa2", "fa3", "fa4", "flex", "cudnn", "cudnn9.19", "trtllm-gen", "efficient",
+                  "efficient-causal", "unfused", "eager")  # fmt: skip
 AUTO: Final = {"hopper": "fa3", "blackwell": "trtllm-gen"}
 """By architecture; others FlashAttention-2."""
 FALLBACKS: Final = {
     "fa1": ("fa2", "fa3", "cudnn", "trtllm-gen", "fa4"),
     "fa2": ("fa2", "cudnn", "fa3", "trtllm-gen", "fa4"),
     "efficient": ("fa2", "cudnn", "fa3", "trtllm-gen", "fa4"),
+    "efficient-causal": ("fa2", "cudnn", "fa3", "trtllm-gen", "fa4"),
     "fa3": ("fa3", "cudnn", "trtllm-gen", "fa4", "fa2"),
     "fa4": ("fa4", "trtllm-gen", "cudnn", "fa3", "fa2"),
     "flex": ("fa4", "fa3", "cudnn", "trtllm-gen", "fa2"),
@@ -34,11 +36,11 @@ FALLBACKS: Final = {
 """Kernel -> sets that may price it, the best first. On Blackwell cuDNN since 9.19 reaches FlashAttention-4's rates: 1,574 and 1,332
 TFLOP/s forward and backward at 8k, causal, of 9.22 on a GB200 (cudnn-frontend's benchmarks, April 2026), 1,418 and 1,209 of
 FlashAttention-4 on a B200 (flash-attention PR 2280)."""
-SLOWER_THAN_FA2: Final = {"fa1": 1.8, "efficient": 1.85}
+SLOWER_THAN_FA2: Final = {"fa1": 1.8, "efficient": 1.85, "efficient-causal": 1.85}
 """Times. FlashAttention-2 paper: about twice as fast as its predecessor, 1.7-2.1 by case. efficient: the CUTLASS kernel that torch
 calls memory-efficient (xformers'): A100, 16 bits, head size 128, no mask, 1,343 us against 715 at 2,048 tokens (xformers issue
 924), 108 TFLOP/s forward at 8,096 (xformers PR 389) where FlashAttention-2 reaches 203. Its backward is taken to be as far behind;
-that it reads the mask is not counted."""
+that it reads the mask is not counted. efficient-causal: the same without a mask, told that it is causal."""
 BEFORE_ITS_TIME: Final = {
     ("hopper", "fa2"): (1.7, 1.6), ("blackwell", "fa2"): (3.1, 3.0), ("blackwell", "fa3"): (3.1, 3.0),
     ("hopper", "flex"): (1.7, 1.6), ("blackwell", "flex"): (2.3, 2.1),
@@ -148,7 +150,7 @@ def price(model: Model, call: AttentionWork) -> Price:
         more = float(head_constants(own, _shapes(call).head_dim)[1][0]) / 2.0 * call.sequence_q
         seconds = own.latency_s + (seconds - own.latency_s) * (_pairs(call) + more) / (whole + more)
     seconds *= factor * SLOWER_THAN_FA2.get(kernel, 1.0)
-    written = "fa2" if kernel == "efficient" else kernel  # of Ampere's instructions both
+    written = "fa2" if kernel.startswith("efficient") else kernel  # of Ampere's instructions both
     slower = BEFORE_ITS_TIME.get((architecture, written))
     if slower is not None and own.kernel != written:
         seconds *= slower[call.backward]

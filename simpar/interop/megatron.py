@@ -125,7 +125,7 @@ def _training_rules(scenario: Scenario) -> Iterator[Violation]:
     if training.optimizer not in _OPTIMIZERS:
         right = f"one of {', '.join(_OPTIMIZERS)}"
         yield Violation("training.optimizer", training.optimizer, "no flags of Megatron-LM say this", right)
-    if (kernel := training.attention_kernel) in ("flex", "efficient"):
+    if (kernel := training.attention_kernel) in ("fa4", "flex", "efficient"):
         yield Violation("training.attention_kernel", kernel, "Megatron-LM has no such kernel", "auto, fa2, fa3, cudnn or unfused")
     if training.optimizer == "muon" and plan.zero_stage > 1:
         rule = "Megatron-LM's muon shards optimizer states at most (layer_wise_optimizer.py)"

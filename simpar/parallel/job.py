@@ -209,6 +209,7 @@ class Job:
             degrees=self.degrees, kernels=self.kernels, recompute=recompute,
             dtype=_KERNEL_DTYPE.get(training.precision, training.precision),
             attention_kernel="eager" if unfused and not own.fused_softmax else self.attention_kernel,
+            sdpa=own.sdpa and training.attention_kernel == "auto",
             memory_implementation="tuned" if own.fused_norm and own.fused_activation else "framework",
             activation_implementation="tuned" if self._fuses_operations else own.activation_kernel,
             accumulate_fp32=own.wgrad_accumulation_fusion and self.gradient_dtype == "fp32",

@@ -21,6 +21,26 @@ SOFTMAX_BATCHES: Final = 4
 """What batch times heads must divide by for Megatron's softmax kernel, else torch's chain runs (model/fused_softmax.py)."""
 CHAIN_KERNELS: Final = 5
 """Kernels that the chain has more: to fp32, scale, mask, softmax and back to 16 bits instead of one (two of the mask's)."""
+FLASH_HEAD: Final = 256
+CUDNN_HEAD: Final = 128
+"""Widest heads that torch's scaled_dot_product_attention gives FlashAttention and cuDNN (aten/src/ATen/native/transformers/cuda/
+sdp_utils.cpp: check_head_dim_size_flash, check_cudnn_tensor_shapes; cuDNN above 9.22 takes 256, which no stable torch has yet)."""
+
+
+def sdpa_kernel(first: str, head_dim: int, *, masked: bool) -> str:
+    """The kernel that torch's scaled_dot_product_attention runs where `first` is its first choice.
+
+    FlashAttention takes no mask (check_for_attn_mask); the memory-efficient kernel takes every head and mask, and with a mask
+    computes all pairs, as cuDNN does.
+
+    >>> sdpa_kernel("cudnn", 512, masked=False), sdpa_kernel("cudnn", 256, masked=True), sdpa_kernel("fa2", 128, masked=False)
+    ('efficient-causal', 'efficient', 'fa2')
+    """
+    if first.startswith("cudnn") and head_dim > CUDNN_HEAD:
+        first = "fa2"
+    if first == "fa2" and (masked or head_dim > FLASH_HEAD):
+        return "efficient" if masked else "efficient-causal"
+    return first
 
 
 Product = Einsum | Convolution
@@ -119,8 +139,11 @@ class LocalLayer:
         kernel, mask, causal = self.options.attention_kernel, node.mask, node.mask.causal and node.queries == node.keys
         if kernel == "unfused" and batch * heads % SOFTMAX_BATCHES:
             kernel = "eager"
+        if self.options.sdpa and causal:
+            masked = mask.window is not None and mask.window <= queries
+            kernel, causal = sdpa_kernel(kernel, layer.size(node.head_dim), masked=masked), not masked
         seen = attended(layer, node) / queries
-        if mask.documents and node.queries == node.keys and kernel != "efficient":
+        if mask.documents and node.queries == node.keys and not kernel.startswith("efficient"):
             # As many documents of one length: that of the one in which a token lies on average, which has all pairs.
             packed = max(round(queries / mask.mean_document(queries)), 1)
             batch, queries, keys = batch * packed, queries // packed, queries // packed

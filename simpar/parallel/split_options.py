@@ -26,6 +26,7 @@ class SplitOptions:
         recompute: what runs again.
         dtype: of matmuls: bf16, fp16, fp8, fp8-block, fp32, ...
         attention_kernel: name for the attention price.
+        sdpa: torch's scaled_dot_product_attention looks at each layer's heads and mask for a kernel that takes them.
         memory_implementation: tuned, framework or eager kernels.
         activation_implementation: of activations where the others are tuned.
         accumulate_fp32: weight gradients accumulate into fp32.
@@ -50,6 +51,7 @@ class SplitOptions:
     recompute: Recompute = field(default_factory=Recompute)
     dtype: str = "bf16"
     attention_kernel: str = "auto"
+    sdpa: bool = False
     memory_implementation: Implementation = "tuned"
     activation_implementation: Implementation = "tuned"
     accumulate_fp32: bool = True

@@ -61,6 +61,7 @@ class Kernels(Policy):
         torch_ring: context parallelism other than by all-to-all is torch's ring (parallel/context.py, `_torch_ring`).
         attention: (architecture, kernel) pairs; an architecture that is missing takes the pair of "".
         attention_head_dim: (architecture, widest head) pairs: wider heads run without a fused kernel there.
+        sdpa: attention is torch's scaled_dot_product_attention, to which a window comes as a mask (parallel/local_layer.py).
         unlisted_attention: kernels that per-op selective checkpointing does not save, so that they run again.
         te_scaling: TransformerEngine's one scale of a tensor: from steps before (delayed), of its values (current); "" = none.
         fp8_weight_cache: under fp8 the fp8 copies of 16-bit weights are kept, for all micro-batches of a step.
@@ -111,6 +112,7 @@ class Kernels(Policy):
     torch_ring: bool = False
     attention: tuple[tuple[str, AttentionKernel], ...] = (("", "fa2"), ("hopper", "fa3"), ("blackwell", "cudnn"))
     attention_head_dim: tuple[tuple[str, int], ...] = ()
+    sdpa: bool = False
     unlisted_attention: tuple[AttentionKernel, ...] = ()
     te_scaling: Literal["", "delayed", "current"] = ""
     fp8_weight_cache: bool = False

@@ -107,7 +107,7 @@ class TrainingSpec(Spec):
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Probability, in attention and after it and the MLP; none = what the model's file states where the framework runs the
     model's own code, else 0."""
-    attention_kernel: Literal["auto", "unfused", "fa1", "fa2", "fa3", "flex", "cudnn", "efficient"] = "auto"
+    attention_kernel: Literal["auto", "unfused", "fa1", "fa2", "fa3", "fa4", "flex", "cudnn", "efficient"] = "auto"
     """auto = the framework's of that time on that GPU. efficient: torch's memory-efficient kernel under a mask that is a tensor,
     which scaled_dot_product_attention runs for a padded batch; it leaves no pair out."""
     cross_entropy: Literal["auto", "unfused", "fused", "chunked", "linear", "tiled"] = "auto"
