@@ -132,6 +132,7 @@ def test_bandwidth_in_words(text: str, gigabits: float | None) -> None:
         ({"task": "layer microbenchmark"}, "microbenchmark"),
         ({"tp": None, "pp": None}, "layout not stated: tp, pp"),
         ({"dp": 7}, "is not n_gpus"),
+        ({"fsdp": "DeepSpeed ZeRO-3", "notes": "ZeRO++ (quantised gathers)"}, "quantised values"),
         ({"layers": None, "model_name": "ours"}, "dimensions not stated: layers"),
         ({"layers": None, "hidden": 2048}, "dimensions not stated: layers"),
         ({"seq_len": None}, "sequence length not stated"),

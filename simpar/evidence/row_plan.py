@@ -171,6 +171,8 @@ def _schedule(row: Row, plan: dict[str, Any], framework: FrameworkSpec) -> dict[
 def _sharding(row: Row, framework: FrameworkSpec, domain: int, notes: list[str]) -> dict[str, Any]:
     stage = row.get("zero_stage")
     fsdp = str(row.get("fsdp") or "")
+    if re.search(r"ZeRO\+\+", f"{fsdp} {row.get('notes') or ''}", re.IGNORECASE):
+        raise CannotExpress("ZeRO++: gathers and reductions of quantised values, a second partition in each node")
     if stage is None:
         stage = 3 if fsdp else 1 if row.get("dist_opt") else framework.data.zero_stage_default
         notes.append(f"optimizer sharding not stated: ZeRO stage {stage}")
