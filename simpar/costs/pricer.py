@@ -221,11 +221,8 @@ class LayoutPricer:
 
     @cached_property
     def _layer_seconds(self) -> list[float]:
-        ahead, layers, behind = (
-            [sum(self._block_seconds(block, phase) for phase in ("F", "B")) for block in blocks]
-            for blocks in self.layout.blocks_in_order
-        )
-        return [sum(ahead), *layers, sum(behind)]
+        both = [[sum(self._block_seconds(b, phase) for phase in "FB") for b in part] for part in self.layout.blocks_in_order]
+        return [sum(both[0]), *both[1], sum(both[2])]
 
     def _block_seconds(self, block: LocalBlock, phase: str) -> float:
         seconds = self.block(block, phase).seconds
