@@ -1,10 +1,11 @@
 """Fit the registry of constants on published runs, and keep only what pays on sources that the fit has not seen.
 
-    python -m simpar.evidence.fit_constants [--data FILE.jsonl ...] [--check]
+    python -m simpar.evidence.fit_constants [--data FILE.jsonl ...] [--keep] [--check]
 
 Every run is simulated once under the constants at hand and split into the parts that they scale (`samples`). Constants are pooled
 over nested groups and pass a gate by group (`pooled`); what is reported as unseen repeats all of it without each source.
-Widths of intervals follow from those errors (`intervals`).
+Widths of intervals follow from those errors (`intervals`). With --keep the constants stay as they are: new runs then count among
+the unseen, and widen or narrow intervals, without a new fit.
 """
 
 from __future__ import annotations
@@ -162,6 +163,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, nargs="*", default=[], help="files of runs; without any, those that come with simpar")
     parser.add_argument("--out", type=Path, default=FILE)
+    parser.add_argument("--keep", action="store_true", help="keep the constants, write errors on unseen sources and the widths")
     parser.add_argument("--check", action="store_true", help="print the errors and write nothing")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
@@ -174,7 +176,7 @@ def main() -> None:
     names, alone = tuple(e.name for e in odd), {source for e in odd for source in e.sources}
     without = {s.id: s for s in collect(files, options.workers, shipped, alone, names)[0]}
     free = Data.of([without.get(s.id, s) for s in samples])
-    chosen = select(data)
+    chosen = [e for e in shipped if e.name in RUN_LEVEL] if options.keep else select(data)
     neutral = errors(free, ())
     unseen = left_out(data, source_of, select, options.workers, free)
     refitted = left_out(data, source_of, Refit(chosen), options.workers, free)
