@@ -82,9 +82,10 @@ class Replays:
     def _requests(self, rank: int) -> list[Event]:
         if rank not in self._events:
             layout = self._layout.of_rank(rank)
-            events = rank_events(layout, self._held[rank], self._passes(rank))
+            passes = self._passes(rank)
+            events = rank_events(layout, self._held[rank], passes, most=MAX_EVENTS)
             if len(events) > MAX_EVENTS:
-                events = rank_events(layout, self._held[rank], self._passes(rank), thin=True)
+                events = rank_events(layout, self._held[rank], passes, thin=True)
             self._events[rank] = events
         return self._events[rank]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final
 
 from simpar.parallel.blocks import LocalBlock
@@ -251,20 +252,19 @@ class Sharded:
         self.resting.clear()
 
 
-def rank_events(layout: Layout, stages: list[int], passes: list[Pass], *, thin: bool = False) -> list[Event]:
-    """Requests of a rank that holds these model stages and runs these passes, over two steps."""
-    split = frozenset(stage for phase, stage, _, _ in passes if phase == "W")
-    trace = Trace(layout, split, thin)
+def rank_events(layout: Layout, stages: list[int], passes: list[Pass], *, thin: bool = False, most: float = inf) -> list[Event]:
+    """Requests of a rank that holds these model stages and runs these passes, over two steps; past `most` of them not all."""
+    trace = Trace(layout, frozenset(stage for phase, stage, _, _ in passes if phase == "W"), thin)
     sharded = Sharded(trace)
     shortened = until_steady(passes)
     moments = _states(trace, stages)
-    run_passes(trace, sharded, shortened)
+    run_passes(trace, sharded, shortened, most)
     trace.drain()
     for size in moments:
         trace.ask(size)
     _update(trace, moments)
     sharded.zero_gradients()
-    run_passes(trace, sharded, shortened)
+    run_passes(trace, sharded, shortened, most)
     return trace.events
 
 
@@ -377,10 +377,12 @@ class _Host:
             self.trace.events.append(HOST_AHEAD)
 
 
-def run_passes(trace: Trace, sharded: Sharded, passes: list[Pass]) -> None:
-    """Requests of these passes, one after the other."""
+def run_passes(trace: Trace, sharded: Sharded, passes: list[Pass], most: float = inf) -> None:
+    """Requests of these passes, one after the other, until there are more than `most`."""
     host = _Host(trace)
     for phase, stage, first, last in passes:
+        if len(trace.events) > most:
+            break
         host.before(phase, stage, first, last)
         last = min(last, len(trace.layout.stage_blocks[stage]))
         if phase == "F":

@@ -441,7 +441,7 @@ class Branch:
             return BOUND
         if need is None:
             self.account.evaluated["simulated"] += 1
-            time_s, need, cached = self.evaluation.in_full(choice)
+            time_s, need, cached = self.evaluation.in_full(choice, lambda least: self.fits(least, 0.0))
             if not self.fits(need, cached):
                 return SIMULATED_MEMORY
         if need > self.incumbents.level:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -372,12 +373,21 @@ class Evaluation:
         priced = prepare(choice.scenario(self.pricing.template), detail="stage")
         return interpret(priced, timeline(priced.program, priced.table))
 
-    def in_full(self, choice: Choice) -> tuple[float, float, float]:
-        """The step time, what the fullest device uses, and what of it the allocator keeps without a tensor."""
+    def in_full(self, choice: Choice, allows: Callable[[float], bool] = lambda _: True) -> tuple[float, float, float]:
+        """The step time, what the fullest device uses, and what of it the allocator keeps without a tensor.
+
+        Args:
+            allows: whether a device may need at least so many bytes. Where tensors alone need more, nothing else is found: the
+                allocator's view takes longest.
+        """
         if choice not in self._in_full:
             priced, ran = self.simulated(choice)
             roles = {rank: rank for rank in priced.held}
-            fullest = max(memory_over_time(priced.layout, priced.program, ran, priced.held, roles), key=lambda r: r.device_bytes)
+            ranks = memory_over_time(priced.layout, priced.program, ran, priced.held, roles)
+            least = max(r.allocated_bytes + sum(amount for _, amount in r.outside) for r in ranks)
+            if not allows(least):
+                return inf, least, 0.0
+            fullest = max(ranks, key=lambda r: r.device_bytes)
             waits = optimizer_waits(priced.layout, priced.schedule)
             cached = fullest.reserved_bytes - fullest.allocated_bytes
             self._in_full[choice] = (account(priced.program, ran, waits=waits).makespan, fullest.device_bytes, cached)
