@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from simpar.program.program import FloatArray
 from simpar.searching.account import Account, Glimpse, Progress
 from simpar.searching.choice import Choice, Group, MeshKey, Variant, mesh_key
 from simpar.searching.closed import Closed
@@ -164,9 +165,9 @@ class Branch:
     def go_on(self, until: float = inf) -> float:
         """Search until all that waits is behind `until`, or nothing can beat the best; the least of what is left, infinite then."""
         openers: dict[str, Callable[[float, Any, int], None]] = {
-            "mesh": self.open_mesh, "crude": self.open_crude, "variant": self.open_variant, "pipeline": self.open_pipeline,
-            "shardings": self.open_shardings, "shape": self.open_shape, "undercut": self.open_undercut, "timed": self.open_timed,
-            "layout": self.open_layout,
+            "mesh": self.open_mesh, "crude": self.open_crude, "variant": self.open_variant, "priced": self.open_priced,
+            "pipeline": self.open_pipeline, "shardings": self.open_shardings, "shape": self.open_shape,
+            "undercut": self.open_undercut, "timed": self.open_timed, "layout": self.open_layout,
         }  # fmt: skip
         self._until = until
         while self.heap:
@@ -242,21 +243,26 @@ class Branch:
     def open_variant(self, bound: float, payload: tuple[Group, int, int, Variant], count: int) -> None:
         """Price the blocks of a variant exactly and bound every pipeline."""
         del bound
-        group, batch, m, variant = payload
-        design, least = mesh_key(group, batch), self.set_bounds.least_bytes(group)
-        inner = len(self.space.states(group)) * len(self.space.offloads)
         # What blocks keep is known without prices.
         possible = self.memory_floors.possible(*payload, self.capacity)
         if not possible.any():
             self._settle(MEMORY, count)
             return
-        seconds = self.set_bounds.pipeline_seconds(*payload)
+        group, batch, _, _ = payload
+        seconds = np.where(possible, self.set_bounds.pipeline_seconds(*payload), np.inf)
+        least = self.set_bounds.least_bytes(group)
+        self.push(float(seconds.min()), "priced", (payload, seconds), count, mesh_key(group, batch), least)
+
+    def open_priced(self, bound: float, payload: tuple[tuple[Group, int, int, Variant], FloatArray], count: int) -> None:
+        """Bound every pipeline of a variant by what the memory asks for too, which takes prices of what may be recomputed."""
+        del bound, count
+        node, seconds = payload
+        group, batch, m, variant = node
+        design, least = mesh_key(group, batch), self.set_bounds.least_bytes(group)
+        inner = len(self.space.states(group)) * len(self.space.offloads)
         beaten = self.incumbents.beaten(seconds, np.full(len(seconds), least), design)
-        if beaten[possible].all():
-            self._settle(BOUND, count)
-            return
-        more = self.memory_floors.seconds(*payload, self.capacity, possible & ~beaten)
-        seconds = np.where(possible, seconds if more is None else seconds + more, np.inf)
+        more = self.memory_floors.seconds(*node, self.capacity, np.isfinite(seconds) & ~beaten)
+        seconds = seconds if more is None else seconds + more
         counts = np.array(self.space.recompute_counts(group.pp, m, variant), dtype=np.int64) * inner
         order = np.argsort(seconds, kind="stable")
         order = order[counts[order] > 0]
@@ -264,7 +270,7 @@ class Branch:
         self.account.rejected[MEMORY] += int(counts[unfit].sum())
         order = order[: len(order) - len(unfit)]
         left = np.cumsum(counts[order][::-1])[::-1].tolist()
-        self._next_pipeline(Ranked(payload, design, order.tolist(), seconds[order].tolist(), left), 0)
+        self._next_pipeline(Ranked(node, design, order.tolist(), seconds[order].tolist(), left), 0)
 
     def _next_pipeline(self, ranked: Ranked, at: int) -> None:
         """The pipelines of a variant from the one at `at` on wait together: the first bounds the rest."""

@@ -23,8 +23,6 @@ from simpar.searching.space import Space
 
 BoolArray = NDArray[np.bool_]
 KNOWN = frozenset({"gpipe", "1f1b", "interleaved"})
-MOST_SELECTIONS = 8
-"""With more sets of modules than this (experts have many) their prices cost more than the bound saves."""
 _ROUNDING = 1e-9
 
 
@@ -111,12 +109,12 @@ class MemoryFloors:
     ) -> FloatArray | None:
         """Least seconds that each pipeline of a variant recomputes in a step, float array [pipelines]; infinite where nothing fits.
 
-        None where nothing needs to, where activations may go to the host instead, or where it would cost too much to know.
+        None where nothing needs to, or where activations may go to the host instead.
 
         Args:
             wanted: pipelines to look at, bool array [pipelines]; none = all.
         """
-        if self._leaves or self.pricing.template.training.optimizer == "none" or len(self.space.selections) > MOST_SELECTIONS:
+        if self._leaves or self.pricing.template.training.optimizer == "none":
             return None
         full = self._fullest_of(group.pp, m)
         if full is None:
