@@ -32,15 +32,16 @@ class _Order:
     """A folded program as plain lists: faster than arrays for programs that are deep and narrow.
 
     Attributes:
-        steps: topological, communication before the compute ops that it may slow. Of each op: its number; dependencies and the op
-            before it on each of its streams; index into the program's price keys; role whose compute stream it holds, -1 for none;
-            what it runs on beside compute of its role, -1 for nothing (what joins two roles has no compute beside it); whose it is.
+        steps: topological, communication before the compute ops that it may slow. Of each op: its number; two of the ops that it
+            waits for (dependencies and the op before it on each of its streams), the number past the last op for none; the rest of
+            those; index into the program's price keys; role whose compute stream it holds, -1 for none; what it runs on beside
+            compute of its role, -1 for nothing (what joins two roles has no compute beside it); whose it is.
         beside: of each price key, the streams of its ops that may slow compute.
         role: of each op by its number.
         sinks: ops that nothing waits for.
     """
 
-    steps: list[tuple[int, list[int], int, int, int, int]]
+    steps: list[tuple[int, int, int, list[int], int, int, int, int]]
     beside: list[set[int]]
     role: list[int]
     sinks: list[int]
@@ -69,9 +70,10 @@ class _Order:
                 roles = computes[own[own_ptr[op] : own_ptr[op + 1]]].tolist()
                 compute[op] = next((role for role in roles if role >= 0), -1)
         preds, price, role = [sources[a:z] for a, z in pairwise(ptr)], program.price.tolist(), program.role.tolist()
-        steps = [(op, preds[op], price[op], compute[op], stream[op], role[op]) for op in _sorted(program, compute)]
+        two = [(*found[:2], ops, ops)[:2] for found in preds]
+        steps = [(op, *two[op], preds[op][2:], price[op], compute[op], stream[op], role[op]) for op in _sorted(program, compute)]
         beside: list[set[int]] = [set() for _ in program.price_keys]
-        for _, _, key, _, own_stream, _ in steps:
+        for *_, key, _, own_stream, _ in steps:
             if own_stream >= 0:
                 beside[key].add(own_stream)
         return cls(steps, beside, role, np.flatnonzero(np.diff(program.successors[0]) == 0).tolist())
@@ -150,13 +152,16 @@ def _one(graph: _Order, seconds: list[float], factors: list[float], streams: fro
 
 def _sweep(graph: _Order, seconds: list[float], factors: list[float], streams: frozenset[int]) -> tuple[list[float], list[float]]:
     """Start and finish of every op."""
-    finish = [0.0] * len(graph.steps)
-    begin = list(finish)
+    begin = [0.0] * len(graph.steps)
+    # What is not there has ended at the start.
+    finish = [*begin, 0.0]
     busy: dict[int, dict[int, list[tuple[float, float]]]] = {}
-    for op, preds, key, role, stream, own in graph.steps:
-        start = 0.0
-        for pred in preds:
-            if (end := finish[pred]) > start:
+    for op, first, second, others, key, role, stream, own in graph.steps:
+        start = finish[first]
+        if (end := finish[second]) > start:
+            start = end
+        for other in others:
+            if (end := finish[other]) > start:
                 start = end
         begin[op] = start
         if role in busy and factors[key] <= 0.0:
@@ -172,6 +177,7 @@ def _sweep(graph: _Order, seconds: list[float], factors: list[float], streams: f
                 queue[-1] = (end, factors[key])
             else:
                 queue.append((end, factors[key]))
+    del finish[-1]
     return begin, finish
 
 
@@ -228,13 +234,13 @@ def _many(graph: _Order, seconds: FloatArray, factors: FloatArray, streams: froz
     durations, levels = np.ascontiguousarray(seconds.T), np.ascontiguousarray(factors.T)
     loud = [bool(row.any()) for row in levels > 0.0]
     quiet = np.zeros(len(seconds))
-    finish: list[FloatArray] = [quiet] * len(graph.steps)
-    begin = list(finish)
+    begin: list[FloatArray] = [quiet] * len(graph.steps)
+    finish = [*begin, quiet]
     busy: dict[int, dict[int, Queue]] = {}
     maximum = np.maximum
-    for op, preds, key, role, stream, own in graph.steps:
-        start = finish[preds[0]] if preds else quiet
-        for other in preds[1:]:
+    for op, before, second, others, key, role, stream, own in graph.steps:
+        start = finish[before]
+        for other in (second, *others) if second < len(begin) else ():
             start = maximum(start, finish[other])
         begin[op] = start
         if role in busy and not loud[key]:
@@ -253,7 +259,7 @@ def _many(graph: _Order, seconds: FloatArray, factors: FloatArray, streams: froz
         return np.asarray(np.maximum.reduce([finish[op] for op in graph.sinks])) if graph.sinks else quiet
     first: dict[int, FloatArray] = {}
     last: dict[int, FloatArray] = {}
-    for role, start, end in zip(graph.role, begin, finish, strict=True):
+    for role, start, end in zip(graph.role, begin, finish[:-1], strict=True):
         first[role], last[role] = np.minimum(first.get(role, start), start), maximum(last.get(role, end), end)
     return np.asarray(np.maximum.reduce([last[role] - first[role] for role in first]))
 
