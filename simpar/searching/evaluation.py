@@ -328,10 +328,11 @@ class Evaluation:
         """
         if allocated is None:
             return None
-        # Neither where ranks sit nor what hides tensor-parallel traffic moves a request.
+        # Neither where ranks sit nor what hides traffic moves a request: passes are cut elsewhere, their blocks follow as before.
         group, variant = replace(choice.group, placement=""), replace(choice.variant, overlap_tp=False)
+        state = replace(choice.state, overlap_grad_reduce=None, overlap_param_gather=None)
         outside = self.pricing.outside_bytes(choice.group)
-        key = (id(self.step(choice).program), replace(choice, group=group, variant=variant), allocated.tobytes(), outside)
+        key = (replace(choice, group=group, variant=variant, state=state), allocated.tobytes(), outside)
         if key not in self._needs:
             self._needs[key] = self._device_bytes(choice, allocated)
         return self._needs[key]
