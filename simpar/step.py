@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from simpar.costs.pricer import LayoutPricer
 from simpar.costs.stage_times import stage_times
 from simpar.decide import Probe
 from simpar.engine import discrete_event
-from simpar.engine.effects import engine_effects, expected_load_factor, imbalance_of, memory_loads, routing_law
+from simpar.engine.effects import expected_load_factor, imbalance_of, memory_loads, routing_law
 from simpar.engine.longest_path import longest_path
 from simpar.engine.repeat import Repetitions, repeat
 from simpar.engine.timeline import Timeline
@@ -31,9 +31,10 @@ from simpar.program.program import PriceTable, Program
 from simpar.program.transfers import with_transfers
 from simpar.program.waits import optimizer_waits
 from simpar.result.accounting import account
-from simpar.result.folded import all_counts, closer, extended, is_drawn, may_repeat, repeats, wants_times, with_microbatches
+from simpar.result.folded import all_counts, closer, extended, is_drawn, wants_times, with_microbatches
 from simpar.result.interpret import Priced, interpret, slowest_replica
 from simpar.result.result import Result
+from simpar.result.shorter_steps import ShorterSteps
 from simpar.schedules import SCHEDULES, Schedule, build_schedule
 from simpar.schedules.csv import read_csv
 from simpar.schedules.order import goes_on
@@ -285,10 +286,13 @@ def _folded(
     copies = _copies(scenario)
     passes, last = passes_of(scenario), None
 
-    @cache
-    def run(count: int, how: Detail) -> Result:
-        return _whole(with_microbatches(scenario, count), how, engine, lowering)
-
+    steps = ShorterSteps(
+        lambda count, how, lowered: prepare(
+            with_microbatches(scenario, count), detail=how, expand=scenario.effects.expand, lowering=lowered
+        ),
+        lambda priced: run(priced, engine, **({} if engine == "longest_path" else priced.effects)),
+        lowering,
+    )
     coarse: Detail = "stage" if detail == "layer" else detail
     for apart in tried:
         least = closer(scenario, apart)
@@ -300,16 +304,16 @@ def _folded(
         fine = detail if few + more <= FOLD_MICROBATCHES // 2 else coarse
         # Where layers are hardly more ops than passes, looking at them at once saves a second look.
         looked = coarse if 3 * passes.ops(coarse) <= passes.ops(fine) else fine
-        second = run(more, looked)
-        exact = may_repeat(second, counts) and repeats(run(few, looked), second)
-        exact = exact and (not wants_times(scenario) or _goes_on(scenario, counts))
+        exact = steps.repeat(few, more, looked) and (not wants_times(scenario) or _goes_on(scenario, counts))
         last = (counts if exact else apart, exact)  # What nearly repeats itself does so from group to group.
         if exact:
             break
     if last is None or not (last[1] or passes.ops(coarse) * copies > FOLD_OPS):
-        return _coarser(scenario, run) if detail == "layer" and passes.microbatches > FOLD_MICROBATCHES else None
+        return _coarser(scenario, steps.result) if detail == "layer" and passes.microbatches > FOLD_MICROBATCHES else None
     counts, exact = last
-    first, second = (run(count, fine) for count in counts[:2])
+    if exact:
+        steps.read_off(*counts[:2], fine)
+    first, second = (steps.result(count, fine) for count in counts[:2])
     schedule = schedule_of(scenario.model_copy(update={"training": second.layout.training}), counts[1])
     layout = layout_of(scenario, schedule, expected_load_factor(scenario))
     found = extended(first, second, counts, layout, exact=exact)
@@ -339,7 +343,7 @@ def _whole(scenario: Scenario, detail: Detail, engine: Engine, lowering: Lowerin
                      replica=replica)  # fmt: skip
     if engine == "longest_path":
         return interpret(priced, run(priced, engine))
-    effects = engine_effects(scenario, np.array([price.latency_s for price in priced.prices]))
+    effects = priced.effects
     timeline = run(priced, **effects, seed=wanted.seed)
     result = interpret(priced, timeline)
     if wanted.repetitions > 1 or wanted.is_random:

@@ -73,6 +73,7 @@ class ProgramBuilder:
         self.transfers: dict[int, Transfer] = {}
         self.labels: dict[int, str] = {}
         self.pairs: dict[int, tuple[int, int]] = {}
+        self.begins: list[int] = []
 
     def alias(self, key: object, target: object) -> None:
         """`key` is another name of the op under `target`."""
@@ -187,4 +188,5 @@ class ProgramBuilder:
             rank_count=rank_count,
             labels=self.labels,
             pairs=self.pairs,
+            begins=np.array(self.begins, dtype=np.int64),
         )

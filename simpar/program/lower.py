@@ -83,7 +83,9 @@ class _Lowering(Pipelines):
         for self.copy in range(self.units.copies):
             for rank, row in enumerate(self.schedule.rows):
                 for action in row:
+                    self.builder.begins.append(self.builder.num_ops)
                     self.passed(rank, action)
+        self.builder.begins.append(self.builder.num_ops)
         self.copy = 0
         self.finish()
         counts = rank_gpus(self.layout.scenario) if not self.units.expanded else (1,) * self.layout.mesh.world_size

@@ -89,6 +89,7 @@ class Program:
         rank_count: ranks that each role stands for.
         labels: texts of ops that the arrays do not describe.
         pairs: overlapped op -> (stage, microbatch) of its backward; the arrays describe its forward.
+        begins: first op of each action of the schedule, pipeline after pipeline, rank after rank, and behind the last one's.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Program:
     rank_count: tuple[int, ...] = ()
     labels: dict[int, str] = field(default_factory=dict)
     pairs: dict[int, tuple[int, int]] = field(default_factory=dict)
+    begins: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @property
     def num_ops(self) -> int:

@@ -14,8 +14,8 @@ from simpar.parallel.layout import Layout, recomputed_flops
 from simpar.result.accounting import Ledger, bubble_fraction
 from simpar.result.interval import Moved
 from simpar.result.memory import RankMemory
-from simpar.result.regime import extends, may_extend
 from simpar.result.result import Result
+from simpar.result.shorter_steps import SAME
 from simpar.schedules import SCHEDULES
 from simpar.schedules.family import ScheduleFamily
 from simpar.specs.scenario import Scenario
@@ -33,8 +33,6 @@ FEW_ROUNDS: Final = 5
 """Theirs where there are not micro-batches for more."""
 WORTHWHILE: Final = 1.5
 """Least ratio of all micro-batches to those simulated twice."""
-_SAME: Final = 1e-11
-"""Times that differ by no more of the step are the same."""
 
 
 def _shorter_counts(scenario: Scenario, rounds: int) -> tuple[int, int, int] | None:
@@ -123,29 +121,6 @@ def is_drawn(scenario: Scenario) -> bool:
     return effects.is_random or effects.repetitions > 1 or scenario.training.routing.kind in ("zipf", "uniform")
 
 
-# -- whether it does -----------------------------------------------------------------------------------------------------
-
-
-def may_repeat(second: Result, counts: tuple[int, int, int]) -> bool:
-    """Whether a step of `counts[1]` micro-batches can be one of `counts[0]` and a round more, before that is simulated."""
-    few, more = (count // _copies(second.layout.scenario) for count in counts[:2])
-    return may_extend(second.timeline, few, more, tolerance=_SAME * second.timeline.makespan)
-
-
-def repeats(first: Result, second: Result) -> bool:
-    """Whether every further round adds to `second` what it adds to `first`, in time and in memory."""
-    tolerance = _SAME * second.timeline.makespan
-    beside = "interference" in second.breakdown
-    times = extends(first.timeline, second.timeline, interference=beside, tolerance=tolerance)
-    return times and all(_memory_extends(a, b) for a, b in zip(first.memory, second.memory, strict=True))
-
-
-def _memory_extends(first: RankMemory, second: RankMemory) -> bool:
-    """Whether the peak grows as fast as anything that grows at all, if something does: it stays the peak."""
-    grown = second.dynamic.max(axis=0) - first.dynamic.max(axis=0)
-    return abs(second.allocated_bytes - first.allocated_bytes - float(grown.sum())) <= _SAME * second.allocated_bytes
-
-
 # -- the step of all of them ---------------------------------------------------------------------------------------------
 
 
@@ -197,7 +172,7 @@ def _memory(first: RankMemory, second: RankMemory, along: Callable[[float, float
     """Where something is held for every micro-batch (receive buffers, outputs), it grows; else it is that of `second`."""
     before, after = first.at_peak, second.at_peak
     growth = {n: along(before.get(n, 0.0), value) - value for n, value in after.items() if value > before.get(n, 0.0)}
-    if not any(growth.values()) or abs(second.allocated_bytes - first.allocated_bytes) <= _SAME * second.allocated_bytes:
+    if not any(growth.values()) or abs(second.allocated_bytes - first.allocated_bytes) <= SAME * second.allocated_bytes:
         return second
     static = dict(second.static)
     for name, more in growth.items():
@@ -208,6 +183,6 @@ def _memory(first: RankMemory, second: RankMemory, along: Callable[[float, float
 
 
 __all__ = [
-    "MORE_ROUNDS", "WARM_ROUNDS", "WORTHWHILE", "all_counts", "can_fold", "closer", "extended", "is_drawn", "may_repeat", "repeats",
-    "wants_times", "with_microbatches",
+    "MORE_ROUNDS", "WARM_ROUNDS", "WORTHWHILE", "all_counts", "can_fold", "closer", "extended", "is_drawn", "wants_times",
+    "with_microbatches",
 ]  # fmt: skip

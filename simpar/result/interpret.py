@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from simpar.costs.block_price import worst_each
 from simpar.costs.key_price import KeyPrice
+from simpar.engine.effects import engine_effects
 from simpar.engine.longest_path import longest_path_batch
 from simpar.engine.timeline import Timeline
 from simpar.model.kind import group_of
@@ -43,6 +45,11 @@ class Priced:
     table: PriceTable
     held: dict[int, list[int]]
     expanded: bool = False
+
+    @property
+    def effects(self) -> dict[str, Any]:
+        """What its scenario asks for, as fields of `discrete_event.Effects`."""
+        return engine_effects(self.layout.scenario, np.array([price.latency_s for price in self.prices]))
 
 
 def interpret(priced: Priced, timeline: Timeline) -> Result:

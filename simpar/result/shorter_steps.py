@@ -1,0 +1,109 @@
+"""Steps of a scenario with fewer micro-batches, and whether those repeat themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Final
+
+import numpy as np
+
+from simpar.engine.timeline import Timeline
+from simpar.parallel.layout import Layout
+from simpar.program.pipelines import Detail
+from simpar.program.program import Program
+from simpar.program.shorter import LeftOut, leave_out, rounds
+from simpar.result.interpret import Priced, interpret
+from simpar.result.memory import RankMemory
+from simpar.result.regime import extends, may_extend, without_round
+from simpar.schedules import Schedule
+
+SAME: Final = 1e-11
+"""Times that differ by no more of the step are the same."""
+ROUNDED: Final = 1e-14
+"""By no more do times of the step that are rounded differently."""
+Lowering = Callable[..., Program]
+
+
+class ShorterSteps:
+    """Each is prepared, played and interpreted once.
+
+    Of two that differ by a round the shorter one is read off the longer one where that says it: what comes behind the round comes
+    earlier by what the round takes.
+    """
+
+    def __init__(
+        self, prepare: Callable[[int, Detail, Lowering], Priced], play: Callable[[Priced], Timeline], lower: Lowering
+    ) -> None:
+        """
+        Args:
+            prepare: number of micro-batches, detail and lowering -> the priced program.
+            play: replays it.
+            lower: turns (layout, schedule, detail, expand=...) into a program.
+        """
+        self._prepare, self._play, self._lower = prepare, play, lower
+        self._played: dict[tuple[int, Detail], tuple[Priced, Timeline]] = {}
+        self.result = cache(lambda count, how: interpret(*self.played(count, how)))
+
+    def played(self, count: int, how: Detail) -> tuple[Priced, Timeline]:
+        """The priced program of `count` micro-batches and when it runs."""
+        if (count, how) not in self._played:
+            priced = self._prepare(count, how, self._lower)
+            self._played[count, how] = (priced, self._play(priced))
+        return self._played[count, how]
+
+    def repeat(self, few: int, more: int, how: Detail) -> bool:
+        """Whether every further round adds to a step of `more` micro-batches what it adds to one of `few`, in time and memory."""
+        priced, second = self.played(more, how)
+        tolerance = SAME * second.makespan
+        if not self.read_off(few, more, how):
+            return False
+        first = self.played(few, how)[1]
+        slowed = bool((second.seconds > priced.table.seconds[priced.program.price] + tolerance).any())
+        if not extends(first, second, interference=slowed, tolerance=tolerance):
+            return False
+        return all(map(_memory_extends, self.result(few, how).memory, self.result(more, how).memory))
+
+    def read_off(self, few: int, more: int, how: Detail) -> bool:
+        """Have the step of `few` micro-batches read off that of `more`, else played; False where no round can repeat itself."""
+        if (few, how) in self._played:
+            return True
+        if not self.may_repeat(few, more, how):
+            return False
+        longer, timeline = self.played(more, how)
+        tried: list[LeftOut | None] = []
+
+        def lowered(layout: Layout, schedule: Schedule, detail: Detail, *, expand: bool) -> Program:
+            found = None if expand else rounds(schedule, longer.schedule)
+            if found is None:
+                return self._lower(layout, schedule, detail, expand=expand)
+            tried.append(leave_out(longer.program, longer.schedule, found, (more - few) // schedule.replicas))
+            return tried[0].program if tried[0] else longer.program
+
+        shorter = self._prepare(few, how, lowered)
+        if not tried:
+            self._played[few, how] = (shorter, self._play(shorter))
+        elif not np.array_equal(shorter.table.seconds, longer.table.seconds):
+            self.played(few, how)  # What comes once a step, as a reduction, is shared out among its micro-batches.
+        elif tried[0]:
+            moved = without_round(timeline, tried[0], ROUNDED * timeline.makespan)
+            if moved is None and without_round(timeline, tried[0], SAME * timeline.makespan):
+                moved = self._play(shorter)
+            if moved is not None:
+                self._played[few, how] = (shorter, moved)
+        return (few, how) in self._played
+
+    def may_repeat(self, few: int, more: int, how: Detail) -> bool:
+        """Whether `repeat` can be true, as far as the step of `more` says."""
+        priced, timeline = self.played(more, how)
+        copies = priced.schedule.replicas
+        return may_extend(timeline, few // copies, more // copies, tolerance=SAME * timeline.makespan)
+
+
+def _memory_extends(first: RankMemory, second: RankMemory) -> bool:
+    """Whether the peak grows as fast as anything that grows at all, if something does: it stays the peak."""
+    grown = second.dynamic.max(axis=0) - first.dynamic.max(axis=0)
+    return abs(second.allocated_bytes - first.allocated_bytes - float(grown.sum())) <= SAME * second.allocated_bytes
+
+
+__all__ = ["SAME", "ShorterSteps"]
