@@ -294,9 +294,12 @@ def _folded(
         lowering,
     )
     coarse: Detail = "stage" if detail == "layer" else detail
+    least = 0  # Where no round of a step is the one before it, moved, none will be in one a little longer.
     for apart in tried:
-        least = closer(scenario, apart)
-        counts = few, more, every = apart if _required(scenario, least[1], {})[0] else least
+        near = closer(scenario, apart)
+        counts = few, more, every = apart if _required(scenario, near[1], {})[0] else near
+        if few < least:
+            continue
         # What does not repeat itself soon is built whole instead: looking for it costs less than that.
         if last is not None and (few + more > every / 2 or passes.ops(coarse, few + more) * copies > FOLD_OPS):
             break
@@ -308,6 +311,7 @@ def _folded(
         last = (counts if exact else apart, exact)  # What nearly repeats itself does so from group to group.
         if exact:
             break
+        least = few if steps.may_repeat(few, more, looked) else 2 * few
     if last is None or not (last[1] or passes.ops(coarse) * copies > FOLD_OPS):
         return _coarser(scenario, steps.result) if detail == "layer" and passes.microbatches > FOLD_MICROBATCHES else None
     counts, exact = last

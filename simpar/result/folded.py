@@ -19,6 +19,7 @@ from simpar.result.shorter_steps import SAME
 from simpar.schedules import SCHEDULES
 from simpar.schedules.family import ScheduleFamily
 from simpar.specs.scenario import Scenario
+from simpar.specs.size import passes_of
 
 WARM_ROUNDS: Final = 3
 """Rounds of micro-batches (one per pipeline rank) after which most schedules repeat themselves."""
@@ -27,8 +28,11 @@ MORE_ROUNDS: Final = (5, 8, 24)
 SEVERAL_ROUNDS: Final = (7, 10, 24)
 """Rounds where a rank holds several stages: two steps of 7 cost less than a try with 5 that most of them fail. Of 11 such schedules
 that repeat themselves (Llama 3.1 405B over 4, 8 and 16 ranks) 7 rounds do for 9, 10 for all."""
-TURN_ROUNDS: Final = (8, 10, 24)
-"""Rounds where the stages of a rank take turns: 8 do for 9 of 9."""
+TURN_ROUNDS: Final = (4, 5, 6, 8, 10, 24)
+"""Rounds where the stages of a rank take turns: 8 do for 9 of 9, 4 to 6 for most, the more the stages of a rank."""
+TURN_MICROBATCHES: Final = 80
+"""A step of so many, built layer by layer, costs as much as the longest of theirs that is tried first, of up to 8 rounds: a try
+that fails costs more than what a shorter one saves."""
 FEW_ROUNDS: Final = 5
 """Theirs where there are not micro-batches for more."""
 WORTHWHILE: Final = 1.5
@@ -72,7 +76,10 @@ def _copies(scenario: Scenario) -> int:
 def _rounds(scenario: Scenario) -> tuple[int, ...]:
     """Rounds of micro-batches to try, the least first."""
     if _takes_turns(scenario):
-        return TURN_ROUNDS
+        passes, plan = passes_of(scenario), scenario.plan
+        longest = TURN_MICROBATCHES * (1 + max(passes.layers / passes.stages, 1)) / 2
+        least = min(int(longest / (plan.microbatch_group_size or plan.pp)) - 1, 8)
+        return tuple(rounds for rounds in TURN_ROUNDS if rounds >= least)
     family = _family(scenario)
     several = family is not None and ((family.virtual_stages or 1) > 1 or family.replicas > 1)
     return SEVERAL_ROUNDS if several else (WARM_ROUNDS, *MORE_ROUNDS)
