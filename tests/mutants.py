@@ -97,7 +97,7 @@ MUTANTS = (
            "d for d in op.deps if d not in exchanges", "d for d in op.deps", (STEP,)),
     Mutant("any step repeats itself", "simpar/result/shorter_steps.py",
            "if not extends(first, second, interference=slowed, tolerance=tolerance):", "if False:",
-           ("tests/test_size.py::test_a_folded_step_is_the_whole_step",)),
+           ("tests/test_size.py::test_so_is_a_step_of_any_layout",)),
     Mutant("a step without a round keeps the waits of the longer one", "simpar/program/shorter.py",
            "np.where(late[head[other]], -microbatches, microbatches)", "np.where(late[head[other]], 0, microbatches)",
            ("tests/test_shorter_steps.py",)),
