@@ -45,10 +45,10 @@ class AttentionShapes:
     cache_write: bool = False
 
     @classmethod
-    def of(cls, table: dict[str, Array], *, cache_write: bool = True) -> AttentionShapes:
+    def of(cls, table: dict[str, Array]) -> AttentionShapes:
         """From the columns b, s, h, kv, d of a measured table."""
         s, d = table["s"], table["d"]
-        return cls(table["b"], s, s, table["h"], table["kv"], d, d, cache_write)
+        return cls(table["b"], s, s, table["h"], table["kv"], d, d, cache_write=True)
 
 
 def head_constants(c: AttentionConstants, head_dim: Array) -> tuple[Array, Array]:

@@ -26,6 +26,7 @@ ALIASES = {
     "reducescatter": "reduce_scatter",
 }  # fmt: skip
 """nccl-tests' spellings in tables."""
+FORCED = ["Ring", "Tree", "NVLS", "NVLSTree", "CollNetDirect", "PAT"]
 NONE = Law("none", "none", 0.0, 0.0, channels=0)
 
 
@@ -46,21 +47,15 @@ class CollectiveModel:
         hardware: the machine.
         nvls: NVLink SHARP may be used where the domain has it.
         sharp: the fabric's in-network reduction is switched on for the job.
-        algorithm, protocol: only these, in NCCL's names, as NCCL_ALGO and NCCL_PROTO; none = the fastest.
+        algorithm: only this, in NCCL's names, as NCCL_ALGO; none = the fastest.
 
     Raises:
-        InputError: an algorithm or protocol nothing here runs.
+        InputError: an algorithm nothing here runs.
     """
 
-    def __init__(
-        self,
-        hardware: HardwareProfile,
-        *,
-        nvls: bool = True,
-        sharp: bool = False,
-        algorithm: str | None = None,
-        protocol: str | None = None,
-    ) -> None:
+    def __init__(self, hardware: HardwareProfile, *, nvls: bool = True, sharp: bool = False, algorithm: str | None = None) -> None:
+        if algorithm not in (None, *FORCED):
+            raise unknown("collective algorithm", str(algorithm), FORCED)
         self.hardware = hardware
         known = constants_of(hardware)
         self._scale_up, self._network, self._bands = known.scale_up, known.network, known.bands
@@ -68,8 +63,8 @@ class CollectiveModel:
         self._own = kernels_of(hardware)
         self._nvls = nvls and hardware.scale_up.in_network_reduction
         self._sharp = sharp and hardware.fabric.in_network_reduction
-        self._only = (_checked("algorithm", algorithm), _checked("protocol", protocol))
-        self._prices: dict[tuple[str, float, GroupPlacement, bool], Price] = {}
+        self._only = algorithm
+        self._prices: dict[tuple[str, float, GroupPlacement], Price] = {}
         self._laws: dict[tuple[str, GroupPlacement], tuple[Law, ...]] = {}
         self._geometries: dict[GroupPlacement, Geometry] = {}
         self._points = MeasuredTimes.of(hardware.collectives.points)
@@ -99,10 +94,8 @@ class CollectiveModel:
         if collective in point_to_point.PEER_TO_PEER:
             return tuple(point_to_point.laws(collective, g, self._scale_up, self._network))
         found = nccl.laws(collective, g, self._scale_up, self._network, nvls=self._nvls, sharp=self._sharp)
-        algorithm, protocol = self._only
-        kept = [law for law in found if algorithm in (None, law.algorithm) and protocol in (None, law.protocol)]
-        kept = kept or [law for law in found if protocol in (None, law.protocol) and law.algorithm == "Ring"]
-        return tuple(kept or found)
+        kept = [law for law in found if self._only in (None, law.algorithm)]
+        return tuple(kept or [law for law in found if law.algorithm == "Ring"] or found)
 
     def geometry(self, placement: GroupPlacement) -> Geometry:
         """Hops and rates of `placement`."""
@@ -111,7 +104,7 @@ class CollectiveModel:
             found = self._geometries[placement] = geometry(self.hardware, placement)
         return found
 
-    def time(self, collective: str, bytes_: float, placement: GroupPlacement, *, registered: bool = False) -> Price:
+    def time(self, collective: str, bytes_: float, placement: GroupPlacement) -> Price:
         """The price of `collective`.
 
         Args:
@@ -120,27 +113,25 @@ class CollectiveModel:
                 the total input of reduce-scatter and scatter; the send buffer of one rank of all-to-all; the message of
                 send_recv.
             placement: the group.
-            registered: buffers are registered with the fabric, so no copies through NCCL's buffers.
 
         Raises:
             InputError: unknown collective, negative size.
         """
-        key = (collective, bytes_, placement, registered)
+        key = (collective, bytes_, placement)
         price = self._prices.get(key)
         if price is None:
             if not bytes_ >= 0:
                 raise InputError(f"bytes = {bytes_!r}: a collective needs a size of 0 or more bytes")
-            price = self._prices[key] = self._price(collective, bytes_, placement, registered)
+            price = self._prices[key] = self._price(collective, bytes_, placement)
         return price
 
-    def _price(self, collective: str, bytes_: float, placement: GroupPlacement, registered: bool) -> Price:
+    def _price(self, collective: str, bytes_: float, placement: GroupPlacement) -> Price:
         law = fastest(self.laws(collective, placement), bytes_)
         if placement.size <= 1 or bytes_ == 0:
             return ZERO
         if placement.num_nodes == 1 and self._points.has(collective, placement.size):
             return self._points.price(collective, placement.size, bytes_)
-        latency, transfer = law.alpha_s, law.transfer_s(bytes_)
-        fill = 0.0 if registered else law.fill_s(bytes_)
+        latency, transfer, fill = law.alpha_s, law.transfer_s(bytes_), law.fill_s(bytes_)
         prefix = f"{collective}/{law.algorithm}/{law.protocol}"
         terms = ((f"{prefix}/latency", latency), (f"{prefix}/transfer", transfer), (f"{prefix}/fill", fill))
         seconds = latency + transfer + fill
@@ -241,10 +232,3 @@ class CollectiveModel:
         low, high = self.interval("custom", bytes_)
         provenance = Provenance.MODEL if fitted else Provenance.SCALED
         return Price(seconds, seconds * low, seconds * high, provenance, ((f"all_reduce/{kernel}", seconds),))
-
-
-def _checked(field: str, name: str | None) -> str | None:
-    known = {"algorithm": ["Ring", "Tree", "NVLS", "NVLSTree", "CollNetDirect", "PAT"], "protocol": ["LL", "LL128", "Simple"]}
-    if name is not None and name not in known[field]:
-        raise unknown(f"collective {field}", name, known[field])
-    return name
