@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from simpar.engine.durations import SlowFactors, op_seconds
-from simpar.engine.imbalance import Imbalance
 from simpar.engine.jitter import Noise
 from simpar.engine.timeline import Timeline
 from simpar.errors import InternalError
@@ -35,7 +34,6 @@ def longest_path(
     *,
     slow_factors: SlowFactors | None = None,
     noise: Noise | None = None,
-    imbalance: Imbalance | None = None,
     seed: int = 0,
     repetition: int = 0,
 ) -> Timeline:
@@ -44,7 +42,7 @@ def longest_path(
     Raises:
         DeadlockError: the program has a cycle.
     """
-    seconds = op_seconds(program, prices, slow_factors, noise, imbalance, seed, repetition)
+    seconds = op_seconds(program, prices, slow_factors, noise, seed=seed, repetition=repetition)
     levels = program.topological_levels
     if program.num_ops > _WIDE_LEVEL * len(levels):
         sweep = Sweep.of(program)

@@ -61,9 +61,9 @@ class LayerBuilder:
         self.tensors[name] = Tensor(name, tuple(axes.split()) if isinstance(axes, str) else axes, **options)
         return name
 
-    def parameter(self, name: str, axes: str | tuple[str, ...], *, trained: bool = True) -> str:
+    def parameter(self, name: str, axes: str | tuple[str, ...]) -> str:
         """A weight."""
-        return self.tensor(name, axes, role="parameter", trained=trained)
+        return self.tensor(name, axes, role="parameter")
 
     def axes_of(self, tensor: str) -> tuple[str, ...]:
         """Axes of a tensor."""
@@ -128,11 +128,9 @@ class LayerBuilder:
         y = self.tensor(to or f"{name}.out", out)
         return self.add(Attention(name, tuple(inputs), (y,), "core_attn", mask=mask, **axes))
 
-    def scan(self, name: str, inputs: Sequence[str], out: str, *, module: str = "scan", to: str = "",
-             weights: Sequence[str] = (), **options: Any) -> str:  # fmt: skip
-        """A recurrence in chunks; `weights` are names of parameters made known before (decays, skips, biases of steps)."""
-        y = self.tensor(to or f"{name}.out", out)
-        return self.add(Scan(name, tuple(inputs), (y,), module, tuple(weights), **options))
+    def scan(self, name: str, inputs: Sequence[str], out: str, **options: Any) -> str:
+        """A recurrence in chunks."""
+        return self.add(Scan(name, tuple(inputs), (self.tensor(f"{name}.out", out),), "scan", **options))
 
     def elementwise(
         self, name: str, inputs: Sequence[str], op: str, *, module: str = "", to: str = "", out: str = "", over: Sequence[str] = ()
@@ -160,21 +158,18 @@ class LayerBuilder:
         self.add(View(f"{made[0]}.view", tuple(inputs), made, module))
         return made
 
-    def lookup(self, name: str, ids: str, table: str, out: str, *, module: str = "embedding", to: str = "", add: str = "") -> str:
+    def lookup(self, name: str, ids: str, table: str, out: str, *, add: str = "") -> str:
         """Rows of a new table with axes `table`, added to `add` where one is given."""
-        weight = self.parameter(f"{name}.weight", table)
-        y = self.tensor(to or f"{name}.out", out)
-        return self.add(Lookup(name, (ids, add) if add else (ids,), (y,), module, (weight,)))
+        weight, y = self.parameter(f"{name}.weight", table), self.tensor(f"{name}.out", out)
+        return self.add(Lookup(name, (ids, add) if add else (ids,), (y,), "embedding", (weight,)))
 
-    def select(self, name: str, scores: str, *, module: str = "moe") -> str:
+    def select(self, name: str, scores: str) -> str:
         """The k best experts of each token."""
-        choice = self.tensor(f"{name}.choice", self.axes_of(scores))
-        return self.add(Select(name, (scores,), (choice,), module))
+        return self.add(Select(name, (scores,), (self.tensor(f"{name}.choice", self.axes_of(scores)),), "moe"))
 
-    def permute(self, name: str, inputs: Sequence[str], out: str, *, back: bool = False, module: str = "moe", to: str = "") -> str:
+    def permute(self, name: str, inputs: Sequence[str], out: str, *, back: bool = False, to: str = "") -> str:
         """Tokens to rows of their experts, or rows `back` to tokens; the last input is the choice."""
-        y = self.tensor(to or f"{name}.out", out)
-        return self.add(Permute(name, tuple(inputs), (y,), module, (), back))
+        return self.add(Permute(name, tuple(inputs), (self.tensor(to or f"{name}.out", out),), "moe", (), back))
 
     def loss(self, name: str, logits: str, out: str, *, kind: Literal["vocabulary", "classes"] = "vocabulary") -> str:
         """The loss over the last axis of `logits`."""
