@@ -26,6 +26,17 @@ def delayed_weights(forwards: list[Action], input_gradients: list[Action], warmu
     return (*row, *weights[max(0, len(weights) - delay) :])
 
 
+def one_stage_each(name: str, num_ranks: int, num_microbatches: int, apart: int) -> Schedule:
+    """One stage per rank; the first of two neighbours has `apart` forwards more before its first input gradient, and delays its
+    weight gradients by so many less."""
+    rows = []
+    for rank in range(num_ranks):
+        forwards, gradients = ([Action(rank, phase, m) for m in range(num_microbatches)] for phase in (Phase.F, Phase.I))
+        warmup = min(apart * (num_ranks - rank - 1), num_microbatches)
+        rows.append(delayed_weights(forwards, gradients, warmup, delay=apart * rank))
+    return Schedule(name, num_ranks, num_microbatches, loop_placement(num_ranks, 1), tuple(rows))
+
+
 def _order(num_ranks: int, num_microbatches: int, virtual_stages: int) -> Schedule:
     group = round_size(num_ranks, num_microbatches)
     visited = visits(num_microbatches, virtual_stages, group)

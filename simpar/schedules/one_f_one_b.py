@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from simpar.schedules.action import Action, Phase
 from simpar.schedules.family import ScheduleFamily
+from simpar.schedules.interleaved import one_forward_one_backward
 from simpar.schedules.schedule import Schedule, loop_placement
 
 
 def _order(num_ranks: int, num_microbatches: int, virtual_stages: int) -> Schedule:
-    rows = tuple(_row(rank, num_ranks, num_microbatches) for rank in range(num_ranks))
-    return Schedule("1f1b", num_ranks, num_microbatches, loop_placement(num_ranks, 1), rows)
-
-
-def _row(rank: int, num_ranks: int, num_microbatches: int) -> tuple[Action, ...]:
-    warmup = min(num_microbatches, num_ranks - rank - 1)
-    row = [Action(rank, Phase.F, m) for m in range(warmup)]
-    for m in range(num_microbatches):
-        if m + warmup < num_microbatches:
-            row.append(Action(rank, Phase.F, m + warmup))
-        row.append(Action(rank, Phase.B, m))
-    return tuple(row)
+    rows = []
+    for rank in range(num_ranks):
+        forwards, backwards = ([Action(rank, phase, m) for m in range(num_microbatches)] for phase in (Phase.F, Phase.B))
+        rows.append(one_forward_one_backward(forwards, backwards, min(num_microbatches, num_ranks - rank - 1)))
+    return Schedule("1f1b", num_ranks, num_microbatches, loop_placement(num_ranks, 1), tuple(rows))
 
 
 ONE_F_ONE_B = ScheduleFamily(

@@ -8,20 +8,13 @@ without a hole.
 
 from __future__ import annotations
 
-from simpar.schedules.action import Action, Phase
 from simpar.schedules.family import ScheduleFamily
-from simpar.schedules.interleaved_zb import delayed_weights
-from simpar.schedules.schedule import Schedule, loop_placement
+from simpar.schedules.interleaved_zb import one_stage_each
+from simpar.schedules.schedule import Schedule
 
 
 def _order(num_ranks: int, num_microbatches: int, virtual_stages: int) -> Schedule:
-    rows = []
-    for rank in range(num_ranks):
-        forwards = [Action(rank, Phase.F, m) for m in range(num_microbatches)]
-        gradients = [Action(rank, Phase.I, m) for m in range(num_microbatches)]
-        warmup = min(2 * (num_ranks - rank - 1), num_microbatches)
-        rows.append(delayed_weights(forwards, gradients, warmup, delay=2 * rank))
-    return Schedule("zb-h2", num_ranks, num_microbatches, loop_placement(num_ranks, 1), tuple(rows))
+    return one_stage_each("zb-h2", num_ranks, num_microbatches, apart=2)
 
 
 ZB_H2 = ScheduleFamily(
