@@ -10,14 +10,15 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Final, TypeVar
 
 from simpar.costs.price import Provenance
 from simpar.errors import InputError
 from simpar.specs.base import data_dir, read_toml, validate
 from simpar.specs.hardware import HardwareProfile, load_hardware
-from simpar.specs.kernel_constants import AttentionConstants, Band, GemmConstants, HeadConstants, KernelConstants
+from simpar.specs.kernel_constants import AttentionConstants, Band, GemmConstants, HeadConstants, KernelConstants, MoeConstants
 
+Product = TypeVar("Product", GemmConstants, MoeConstants)
 NEAREST: Final = {
     "fermi": "a100",
     "volta": "a100",
@@ -100,30 +101,18 @@ def _attention_scaled(a: AttentionConstants, compute: float, bandwidth: float) -
     )
 
 
+def _product_scaled(c: Product, compute: float, bandwidth: float, beside: str) -> Product:
+    """Constants of a product and of what moves bytes `beside` it."""
+    rates = {"rate_flops_per_s": compute, "bandwidth_bytes_per_s": bandwidth, beside: bandwidth}
+    return c.model_copy(update={name: getattr(c, name) * factor for name, factor in rates.items()})
+
+
 def scaled(c: KernelConstants, compute: float, bandwidth: float) -> KernelConstants:
     """`c` with rates times `compute` and bandwidths times `bandwidth`."""
     if compute == 1.0 and bandwidth == 1.0:
         return c
-    gemm = tuple(
-        g.model_copy(
-            update={
-                "rate_flops_per_s": g.rate_flops_per_s * compute,
-                "bandwidth_bytes_per_s": g.bandwidth_bytes_per_s * bandwidth,
-                "cast_bytes_per_s": g.cast_bytes_per_s * bandwidth,
-            }
-        )
-        for g in c.gemm
-    )
-    moe = tuple(
-        m.model_copy(
-            update={
-                "rate_flops_per_s": m.rate_flops_per_s * compute,
-                "bandwidth_bytes_per_s": m.bandwidth_bytes_per_s * bandwidth,
-                "permute_bytes_per_s": m.permute_bytes_per_s * bandwidth,
-            }
-        )
-        for m in c.moe
-    )
+    gemm = tuple(_product_scaled(g, compute, bandwidth, "cast_bytes_per_s") for g in c.gemm)
+    moe = tuple(_product_scaled(m, compute, bandwidth, "permute_bytes_per_s") for m in c.moe)
     attention = tuple(_attention_scaled(a, compute, bandwidth) for a in c.attention)
     return c.model_copy(update={"gemm": gemm, "moe": moe, "attention": attention})
 
