@@ -70,12 +70,12 @@ def test_quantities_show_how_they_are_written() -> None:
 )
 def test_an_example_that_fails_stops_the_build(markdown: str, message: str) -> None:
     with pytest.raises(examples.ExampleError, match=message):
-        examples.with_output(markdown, "page.md")
+        examples.blocks(markdown, "page.md")
 
 
 def test_examples_share_their_files_and_show_what_is_printed() -> None:
     page = '```toml title="a.toml"\nx = 1\n```\n\n```python run\nprint(open("a.toml").read().strip() + "!")\n```\n'
-    assert "```text\nx = 1!\n```" in examples.with_output(page, "page.md")
+    assert examples.blocks(page, "page.md")[1].endswith("```text\nx = 1!\n```")
 
 
 def test_a_figure_of_a_lesson_holds_every_choice_and_its_reason() -> None:
