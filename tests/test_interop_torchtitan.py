@@ -192,6 +192,33 @@ switch = 1
     assert simulate(found.scenario).step_time_s > 0
 
 
+def test_memory_options_of_a_configuration() -> None:
+    text = """
+[model]
+name = "llama3"
+flavor = "8B"
+converters = ["float8"]
+[training]
+local_batch_size = 1
+dtype = "bfloat16"
+enable_cpu_offload = true
+mixed_precision_reduce = "bfloat16"
+[float8]
+enable_fsdp_float8_all_gather = true
+[parallelism]
+"""
+    found = load(text, hardware="dgx-h100", num_nodes=1)
+    training, offload = found.scenario.training, found.scenario.plan.offload
+    assert training.pure_bf16
+    assert (offload.optimizer, offload.parameters) == (True, True)
+    told = [w.partition(" = ")[0] for w in found.warnings]
+    assert told == ["training.mixed_precision_reduce", "float8.enable_fsdp_float8_all_gather"]
+    copies = text + "data_parallel_replicate_degree = 8\ndata_parallel_shard_degree = 1\n"
+    assert not load(copies, hardware="dgx-h100", num_nodes=1).scenario.plan.offload.parameters
+    early = text.replace("enable_cpu_offload = true", "") + "[optimizer]\nearly_step_in_backward = true\n"
+    assert load(early, hardware="dgx-h100", num_nodes=1).scenario.training.optimizer_in_backward
+
+
 def test_stages_without_a_split_are_torchtitans() -> None:
     """Embedding and head count as a layer each, two stages a rank for a looped schedule (pipeline_parallel.py)."""
     text = """

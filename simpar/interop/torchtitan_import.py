@@ -24,13 +24,20 @@ _STEP_FREE: Final = re.compile(
     r"^(hf_assets_path|dump_folder|loss\.loss_fn\.global_vocab_size|parallelism\.spmd_backend)$|"
     r"^fault_tolerance\.(?!enable$)|^float8\.|^mx\.|^quantize\.|"
     r"^training\.(dataset|dataset_path|steps|max_norm|warmup_steps|gc_freq|gc_debug|seed|deterministic|data_parallel_type|"
-    r"mixed_precision_reduce|fsdp_reshard_after_forward|dataloader.*)$|"
+    r"fsdp_reshard_after_forward|dataloader.*)$|"
     r"^optimizer\.(lr|eps|beta1|beta2|weight_decay|fused)$|^compile\.(components|backend)$|"
     r"^model\.(norm_type|tokenizer_path|hf_assets_path|print_after_conversion|tokenizer_backend)$|"
     r"^activation_checkpoint\.(per_op.*|early_stop|preserve_rng_state|determinism_check|debug|memory_budget|visualize.*|force.*)$|"
     r"^parallelism\.(context_parallel_load_balancer|enable_compiled_autograd|pipeline_parallel_schedule_csv)$"
 )
 """Settings that leave the step's time and memory alone."""
+_GATHERS: Final = "weights are taken to be gathered in 16 bits"
+_TAKEN_AS: Final[tuple[tuple[str, Any, str], ...]] = (
+    ("training.mixed_precision_reduce", "float32", "gradients are taken to be reduced in fp32"),
+    ("float8.enable_fsdp_float8_all_gather", False, _GATHERS),
+    ("quantize.linear.float8.enable_fsdp_float8_all_gather", False, _GATHERS),
+)
+"""Settings that change the step, torchtitan's default (config/job_config.py of v0.2.2), and what is taken for another value."""
 
 
 def schedule_names() -> dict[str, str]:
@@ -193,10 +200,7 @@ def _plan(v: _Values, layers: int, experts: bool) -> dict[str, Any]:
         )
     plan["reshard_after_forward"] = reshard != "never"
     if v.get("training.enable_cpu_offload"):
-        plan["offload"] = {"optimizer": True}
-        v.warnings.append(
-            "training.enable_cpu_offload: only the optimizer is taken to be on the host, parameters stay on the device"
-        )
+        plan["offload"] = {"optimizer": True, "parameters": True}
     return plan
 
 
@@ -282,8 +286,9 @@ def _recompute(v: _Values, layers: int, plan: dict[str, Any]) -> str | dict[str,
 
 def _training(v: _Values) -> dict[str, Any]:
     wide = "fp32" if v.get("training.mixed_precision_param", "bfloat16") == "float32" else "bf16"
-    if v.get("training.dtype", "float32") == "bfloat16":
-        v.warnings.append("training.dtype = 'bfloat16': parameters and optimizer states are taken to be kept in fp32")
+    for name, usual, text in _TAKEN_AS:
+        if (value := v.get(name, usual)) != usual:
+            v.warnings.append(f"{name} = {value!r}: {text}")
     converters = v.get("model.converters", [])
     if not isinstance(converters, str | list):
         v.refuse("model.converters", converters, "must be a list of names", '["float8"]')
@@ -297,8 +302,6 @@ def _training(v: _Values) -> dict[str, Any]:
     name = str(v.get("optimizer.name", "AdamW"))
     if name.lower() not in known:
         v.warnings.append(f"optimizer.name = {name!r}: taken as AdamW")
-    if v.get("optimizer.early_step_in_backward"):
-        v.warnings.append("optimizer.early_step_in_backward: the update is taken to come after the backward")
     if str(v.get("optimizer.implementation", "fused")) != "fused":
         v.warnings.append(f"optimizer.implementation = {v.get('optimizer.implementation')!r}: taken as fused")
     chunks = v.get("loss.num_chunks", 1)
@@ -308,6 +311,8 @@ def _training(v: _Values) -> dict[str, Any]:
         "precision": precision,
         "optimizer": known.get(name.lower(), "adamw"),
         "gradient_dtype": "fp32",
+        **({"pure_bf16": True} if v.get("training.dtype", "float32") == "bfloat16" else {}),
+        **({"optimizer_in_backward": True} if v.get("optimizer.early_step_in_backward") else {}),
     }
 
 
@@ -346,6 +351,8 @@ class _Batch:
         plan["dp"] = dp
         sharded = shards * plan["cp"] > 1
         plan["zero_stage"] = 0 if self.plain or (dp > 1 and not sharded) else 3
+        if plan["zero_stage"] == 0:
+            plan.pop("offload", None)  # FSDP's policy; DDP has none
         if sharded and self.replicas > 1:
             plan["shard_size"] = shards * plan["cp"]
         training["micro_batch_size"] = self.micro
