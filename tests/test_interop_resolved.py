@@ -158,6 +158,13 @@ def test_plain_layer_specs_are_no_other_model() -> None:
     assert of_words(words(more), **WHERE).scenario == of_words(words(), **WHERE).scenario
 
 
+def test_rotary_positions_leave_nothing_to_switch_off() -> None:
+    found = of_words(words("--no-position-embedding"), **WHERE)
+    assert (found.scenario, found.warnings) == (of_words(words(), **WHERE).scenario, of_words(words(), **WHERE).warnings)
+    with pytest.raises(InputError, match="no-position-embedding"):
+        of_words(words("--no-position-embedding", "--position-embedding-type rope "), **WHERE)
+
+
 @pytest.mark.parametrize(
     ("more", "less", "field", "value"),
     [
@@ -216,6 +223,12 @@ def test_scripts_that_only_bash_understands(text: str, tmp_path: Path, monkeypat
     assert meaning(found) == meaning(of_words(words(), **WHERE).scenario)
     assert (tmp_path / "mark").is_dir()  # rm is a command that did nothing
     assert not (tmp_path / "out").exists()
+
+
+def test_a_script_that_gives_up_is_quoted(tmp_path: Path) -> None:
+    text = "[ -f train.py ] || { echo Error: no train.py; echo; exit 1; }\ntorchrun train.py --num-layers 2\n"
+    with pytest.raises(InputError, match=r"printed: Error: no train\.py"):
+        run_and_load(scripted(tmp_path, text), **WHERE)
 
 
 def test_the_environment_of_a_script_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,6 +384,34 @@ def test_gpt_neox(tmp_path: Path) -> None:
         load_config(saved(tmp_path, "neox.yml", NEOX.replace('"num-layers": 24', "")), **WHERE)
 
 
+def test_gpt_neox_beside_megatrons_flags(tmp_path: Path) -> None:
+    def read(more: str, text: str = NEOX) -> Any:
+        return load_config(saved(tmp_path, "neox.yml", text + more), **WHERE)
+
+    plain = read("").scenario.training
+    assert (plain.attention_kernel, plain.optimizer) == ("unfused", "adamw")
+    assert read('"attention-config": [[["flash"], 24]]\n').scenario.training.attention_kernel == "fa2"
+    assert read("te_mha: true\n").scenario.training.attention_kernel == "auto"
+    assert any("use_bnb_optimizer" in w for w in read("use_bnb_optimizer: true\n").warnings)
+    assert read('optimizer: {"type": "Lion"}\n').warnings == (*read("").warnings, "optimizer.type = 'lion': taken as AdamW")
+    assert read("sliding_window_width: 1024\n").scenario.model.sliding_window == 1025
+    apart = read("use_bias_in_attn_linear: false\n").scenario.model
+    assert (apart.attention_bias, apart.mlp_bias) == (False, True)
+    host = NEOX.replace('"stage": 1', '"stage": 1, "offload_optimizer": {"device": "cpu"}, "reduce_bucket_size": 1000000')
+    found = read("", host)
+    assert found.scenario.plan.offload.optimizer
+    assert any("reduce_bucket_size" in w for w in found.warnings)
+    bf16 = NEOX.replace('"fp16"', '"bf16"')
+    assert read("", bf16).scenario.training.gradient_dtype == "bf16"
+    assert read('data_types: {"grad_accum_dtype": "fp32"}\n', bf16).scenario.training.gradient_dtype == "fp32"
+    # 128 sequences over 8 data ranks: by default at once.
+    whole = NEOX.replace('"train_micro_batch_size_per_gpu": 4', "train_batch_size: 128")
+    assert read("", whole.replace('"gradient_accumulation_steps": 2', "")).scenario.training.micro_batch_size == 16
+    assert read("", whole).scenario.training.micro_batch_size == 8
+    with pytest.raises(InputError, match="neither train_batch_size"):
+        read("", NEOX.replace('"train_micro_batch_size_per_gpu": 4', ""))
+
+
 def test_gpt_neox_beside_its_attention(tmp_path: Path) -> None:
     """GPT-NeoX 20B (configs/20B.yml, padded to 50,432 tokens) has the parameters of its checkpoint; tied norms are one a layer."""
     text = NEOX.replace("2048\n", "6144\n", 1).replace('layers": 24', 'layers": 44').replace('heads": 16', 'heads": 64')
@@ -432,6 +473,16 @@ def test_deepspeed_asks_for_what_it_does_not_say(tmp_path: Path) -> None:
         load_config(path, hardware="dgx-h100", num_nodes=1)
     for part in ("train_micro_batch_size_per_gpu", "--model", "--sequence-length"):
         assert part in str(caught.value)
+
+
+def test_deepspeed_says_what_it_does_not_read(tmp_path: Path) -> None:
+    said = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8,
+            "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": 5e7}}  # fmt: skip
+    more: dict[str, Any] = {"model": "llama3.1-8b", "sequence_length": 4096, **WHERE}
+    found = load_config(saved(tmp_path, "ds.json", json.dumps(said)), **more)
+    assert [w.partition(" = ")[0] for w in found.warnings] == ["zero_optimization.zero_hpz_partition_size"]
+    with pytest.raises(InputError, match="neither train_batch_size"):
+        load_config(saved(tmp_path, "ds.json", '{"zero_optimization": {"stage": 2}}'), **more)
 
 
 def test_torchtitan_counts_tokens_in_2026(tmp_path: Path) -> None:

@@ -21,6 +21,25 @@ _NEEDED: Final = (
     "bf16.enabled",
     "fp16.enabled",
 )
+_TAKEN: Final[dict[str, Any]] = {
+    "zero_optimization.reduce_bucket_size": 5e8, "zero_optimization.allgather_bucket_size": 5e8,
+    "zero_optimization.stage3_prefetch_bucket_size": 5e7, "zero_optimization.stage3_max_live_parameters": 1e9,
+    "zero_optimization.stage3_param_persistence_threshold": 1e5, "zero_optimization.zero_hpz_partition_size": 1,
+    "compression_training": {}, "sparse_attention": {}, "progressive_layer_drop.enabled": False,
+    "torch_autocast.enabled": False, "amp.enabled": False, "fp32_allreduce": False,
+}  # fmt: skip
+"""Settings that change a step and are not read, and DeepSpeed's defaults (runtime/zero/config.py, runtime/constants.py), which are
+taken for them; those that transformers fills in ("auto") too."""
+
+
+def not_read(table: dict[str, Any]) -> list[str]:
+    """What of a configuration may change the step and has no field in a scenario."""
+    found = {name: nested(table, name, usual) for name, usual in _TAKEN.items()}
+    return [
+        f"{name} = {value}: not in the scenario, taken as {_TAKEN[name]}"
+        for name, value in found.items()
+        if value not in (_TAKEN[name], "auto", None)
+    ]
 
 
 @reader("file", "a JSON configuration of DeepSpeed")
@@ -55,6 +74,9 @@ def load(
             wrong.append(
                 Violation(f"--{name}", None, "the file does not say it", "the model's config.json, and tokens per sequence", file)
             )
+    if not {"train_batch_size", "train_micro_batch_size_per_gpu"} & set(table):
+        rule = "says neither train_batch_size nor train_micro_batch_size_per_gpu"
+        wrong.append(Violation("file", file or "-", rule, "one of them, which DeepSpeed asks for too", file))
     if wrong:
         raise InputError(wrong)
     return settled(
@@ -86,6 +108,7 @@ def _reading(table: dict[str, Any], file: str, model: str, length: int) -> Readi
     for name in ("zero_quantized_weights", "zero_quantized_gradients"):
         if zero.get(name):
             reading.wrong.append(Violation(f"zero_optimization.{name}", True, "is not simulated", "false", file))
+    reading.warnings += not_read(table)
     bf16, fp16 = nested(table, "bf16.enabled", default=False), nested(table, "fp16.enabled", default=False)
     name = str(nested(table, "optimizer.type", "AdamW")).lower()
     if name not in _OPTIMIZERS:
@@ -112,4 +135,4 @@ def _reading(table: dict[str, Any], file: str, model: str, length: int) -> Readi
     return reading
 
 
-__all__ = ["load"]
+__all__ = ["load", "not_read"]

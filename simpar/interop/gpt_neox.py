@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from simpar.boundary import parse_yaml, reader
 from simpar.errors import InputError, Violation
-from simpar.interop.carried import Imported
+from simpar.interop.carried import Imported, Reading
+from simpar.interop.deepspeed_import import not_read
 from simpar.interop.megatron_import import of_reading, read_options
 from simpar.interop.resolved import nested, whole
 
@@ -28,6 +29,8 @@ _REFUSED: Final = (
     "attention_config",
     "use_mup",
 )
+_OPTIMIZERS: Final = {"adam": "adamw", "cpu_adam": "adamw", "cpu_torch_adam": "adamw", "sgd": "sgd-momentum"}
+"""megatron/training.py, get_optimizer."""
 _DEFAULTS: Final = {
     "moe_num_experts": 1,
     "mamba_selective_scan_fusion": False,
@@ -60,15 +63,60 @@ def load(
             wrong.append(
                 Violation(name, value, "changes the model and is not read", f"a scenario by hand, or --accept {name}", file)
             )
+    if not {"train_batch_size", "train_micro_batch_size_per_gpu"} & set(table):
+        rule = "says neither train_batch_size nor train_micro_batch_size_per_gpu"
+        wrong.append(Violation("file", file or "-", rule, "gpt-neox's files of a run, merged into one", file))
     if wrong:
         raise InputError(wrong)
     flags = _flags(table, file)
     reading = read_options(flags, file, accept, resolved=True)
+    _beside_flags(reading, table)
     if table.get("gpt_j_residual"):
         reading.table["model"] |= {"parallel_block": True, "block_norms": 1 if table.get("gpt_j_tied") else 2}
         if flags["tensor-model-parallel-size"] != ["1"]:
             reading.warnings.append(_ONE_SUM)
     return of_reading(reading, flags, text=text, file=file, hardware=hardware, num_nodes=num_nodes)
+
+
+def _beside_flags(reading: Reading, t: dict[str, Any]) -> None:
+    """What Megatron-LM has no flag for: biases apart, attention without a kernel of its own, optimizers, a whole batch."""
+    model, training = reading.table["model"], reading.table["training"]
+    attention, mlp = bool(t.get("use_bias_in_attn_linear", True)), bool(t.get("use_bias_in_mlp", True))
+    if isinstance(model, dict):
+        model |= {"attention_bias": attention, "attention_out_bias": attention, "mlp_bias": mlp}
+    if not (t.get("te_mha") or t.get("te_fp8_mha")):  # megatron/model/transformer.py: flash where attention_config names it
+        training["attention_kernel"] = "fa2" if "flash" in str(t.get("attention_config")) else "unfused"
+    if t.get("te_fp8_mha"):
+        reading.warnings.append("te_fp8_mha: products are taken to be of 16 bits")
+    name = str(nested(t, "optimizer.type", "adam")).lower()
+    if name not in _OPTIMIZERS:
+        reading.warnings.append(f"optimizer.type = {name!r}: taken as AdamW")
+    training["optimizer"] = _OPTIMIZERS.get(name, "adamw")
+    if t.get("use_bnb_optimizer"):
+        reading.warnings.append("use_bnb_optimizer: states are taken to be in fp32, not in 8 bits")
+    zero = nested(t, "zero_optimization", {})
+    if nested(zero, "offload_optimizer.device", "none") != "none" or zero.get("cpu_offload") or name.startswith("cpu_"):
+        reading.table["plan"]["offload"] = {"optimizer": True}
+    if training["precision"] == "bf16":
+        # deepspeed/runtime/engine.py, get_data_types: gradients of the model's dtype unless nothing is sharded.
+        narrow = nested(t, "data_types.grad_accum_dtype", "fp32" if not zero.get("stage") else "bf16")
+        training["gradient_dtype"] = "fp32" if narrow == "fp32" else "bf16"
+    reading.warnings += not_read(t)
+    if "train_micro_batch_size_per_gpu" not in t:
+        _split_batch(reading, whole(t.get("gradient_accumulation_steps") or 1, "gradient_accumulation_steps", ""))
+
+
+def _split_batch(reading: Reading, accumulation: int) -> None:
+    """The micro-batch of a whole batch (megatron/neox_arguments/arguments.py, calculate_batch_parameters)."""
+    finish = reading.finish
+
+    def finished(table: dict[str, Any], world: int) -> None:
+        if finish is not None:
+            finish(table, world)
+        training = table["training"]
+        training["micro_batch_size"] = max(training["global_batch_size"] // (table["plan"].get("dp", 1) * accumulation), 1)
+
+    reading.finish = finished
 
 
 def _width(t: dict[str, Any], hidden: int, gated: bool, file: str) -> int:
@@ -113,6 +161,8 @@ def _flags(t: dict[str, Any], file: str) -> dict[str, list[str]]:
     if t.get("checkpoint_activations"):
         count = [str(t.get("checkpoint_num_layers", 1))]
         flags |= {"recompute-granularity": ["full"], "recompute-method": ["uniform"], "recompute-num-layers": count}
+    if t.get("sliding_window_width"):
+        flags["window-size"] = [str(t["sliding_window_width"])]
     if t.get("vocab_size"):
         flags["padded-vocab-size"] = [str(t["vocab_size"])]
     return flags

@@ -229,6 +229,8 @@ def _table(f: Flags) -> dict[str, Any]:
         "qk_norm": qk_norm and mla is None,
     }
     f.use("openai-gelu", "glu-activation")
+    if table["position"] == "rope":  # says nothing there (megatron/training/arguments.py, validate_args)
+        f.use("no-position-embedding")
     if f.on("use-rotary-position-embeddings"):
         table["position"] = "rope"
     if f.text("glu-activation") in ("geglu", "swiglu"):

@@ -34,6 +34,7 @@ _TOOLS: Final = (
 )  # fmt: skip
 _SECONDS: Final = 30
 _MOST_BYTES: Final = 2**24
+_MOST_SHOWN: Final = 300
 _END: Final = b"\0\n\0"
 
 
@@ -44,10 +45,12 @@ class Started:
     Attributes:
         commands: words of each, in order.
         missing: commands that have no stand-in and did nothing.
+        last: the last line that it printed.
     """
 
     commands: tuple[tuple[str, ...], ...]
     missing: tuple[str, ...]
+    last: str = ""
 
     def training(self) -> list[str]:
         """The command with the most flags; its launchers' words before it are kept."""
@@ -81,24 +84,22 @@ def run_script(path: Path, arguments: Sequence[str] = (), variables: Mapping[str
         prelude = Path(folder) / "prelude"
         prelude.write_text(f'command_not_found_handle() {{ printf "%s\\n" "$1" >> {shlex.quote(str(missing))}; return 0; }}\n')
         environment = {"PATH": str(tools), "HOME": folder, "BASH_ENV": str(prelude), **(variables or {})}
-        _wait([bash, str(path), *arguments], environment, path)
+        printed = Path(folder) / "printed"
+        _wait([bash, str(path), *arguments], environment, printed, path)
+        lines = [line for line in printed.read_bytes()[-_MOST_SHOWN:].decode("utf-8", "replace").splitlines() if line.strip()]
         said = record.read_bytes()[:_MOST_BYTES]
         skipped = missing.read_text(errors="replace").splitlines() if missing.exists() else []
     entries = [e for e in said.split(_END) if e]
     commands = tuple(tuple(w.decode("utf-8", "replace") for w in e.split(b"\0")) for e in entries)
-    return Started(commands, tuple(dict.fromkeys(skipped)))
+    return Started(commands, tuple(dict.fromkeys(skipped)), lines[-1].strip() if lines else "")
 
 
-def _wait(command: list[str], environment: dict[str, str], path: Path) -> None:
-    """Run it in a process group of its own, which ends with it."""
-    process = subprocess.Popen(
-        command,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+def _wait(command: list[str], environment: dict[str, str], printed: Path, path: Path) -> None:
+    """Run it in a process group of its own, which ends with it; what it prints goes to the file `printed`."""
+    with printed.open("wb") as out:
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+        )
     try:
         process.wait(_SECONDS)
     except subprocess.TimeoutExpired:
@@ -149,6 +150,7 @@ def flags_words(started: Started, path: Path) -> list[str]:
         known = ", ".join(LAUNCHERS[:8])
         rule = f"starts none of {known}, ... with flags"
         skipped = f"; commands that did nothing: {', '.join(started.missing[:8])}" if started.missing else ""
+        skipped += f"; the last that it printed: {started.last}" if started.last else ""
         raise InputError(
             [Violation("--run", str(path), rule, f"a script that starts training{skipped}; --var NAME=VALUE sets what it reads")]
         )
