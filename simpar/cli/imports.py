@@ -8,7 +8,7 @@ Only parsing and printing; readers are imported inside the command that needs th
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -196,14 +196,18 @@ def _config(
     hardware: HardwareOption = None,
     num_nodes: NodesOption = None,
     accept: AcceptOption = None,
-    model: Annotated[str | None, typer.Option(help="DeepSpeed: a shipped model, or the path of its config.json.")] = None,
-    sequence_length: Annotated[int | None, typer.Option(help="DeepSpeed: tokens per sequence.", min=1)] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A shipped model, or the path of its config.json (DeepSpeed, fine-tuning).")
+    ] = None,
+    sequence_length: Annotated[int | None, typer.Option(help="Tokens per sequence (DeepSpeed, fine-tuning).", min=1)] = None,
+    accelerate: Annotated[Path | None, typer.Option(help="Fine-tuning: accelerate's configuration, beside FILE.")] = None,
     out: ScenarioOut = None,
     as_json: JsonOption = False,
 ) -> None:
     from simpar.interop.configs import load_config
 
-    more = {} if model is None and sequence_length is None else {"model": model, "sequence_length": sequence_length}
+    said = {"model": model, "sequence_length": sequence_length, "accelerate": accelerate}
+    more: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
     _finish_scenario(load_config(file, hardware=hardware, num_nodes=num_nodes, accept=accept or (), **more), out, as_json)
 
 
@@ -216,6 +220,7 @@ for _name, _text in {
     "gpt-neox": "A merged YAML configuration of gpt-neox: the scenario that it runs.",
     "primus": "A YAML configuration of Primus with Megatron: the scenario that it runs.",
     "verl": "A resolved configuration of verl: the training phase of its actor.",
+    "finetune": "YAML of axolotl, LLaMA-Factory or TRL's arguments, with --accelerate: the scenario that it runs.",
 }.items():
     import_app.command(_name, help=_text)(_config)
 

@@ -11,6 +11,8 @@ from simpar.errors import InputError
 from simpar.interop import megatron_import, nanotron_import, torchtitan_import
 from simpar.interop.carried import Imported
 from simpar.interop.deepspeed_import import load as load_deepspeed
+from simpar.interop.finetune_import import dialect_of
+from simpar.interop.finetune_import import load as load_finetune
 from simpar.interop.gpt_neox import load as load_neox
 from simpar.interop.megatron_bridge import load as load_bridge
 from simpar.interop.megatron_bridge import printed_in
@@ -27,6 +29,7 @@ YAML: Final[tuple[tuple[str, Callable[[dict[str, Any]], bool], Loader], ...]] = 
     ("verl", lambda t: "actor_rollout_ref" in t, load_verl),
     ("primus", lambda t: isinstance(t.get("modules"), dict), load_primus),
     ("megatron-bridge", lambda t: {"model", "train"} <= set(t) and isinstance(t["model"], dict), load_bridge),
+    ("axolotl, LLaMA-Factory or TRL", lambda t: dialect_of(t) is not None, load_finetune),
     ("gpt-neox", lambda t: bool(_NEOX & {str(k).replace("-", "_") for k in t}), load_neox),
 )  # fmt: skip
 """Format, what tells its file, and its reader; the first that fits."""
@@ -45,7 +48,7 @@ def load_config(
         return load_megatron(path, accept=accept, **outside)
     text = read_text(path, _LOG_BYTES)
     if path.suffix in (".yaml", ".yml"):
-        return _yaml(text, path, accept, outside)
+        return _yaml(text, path, accept, {**outside, **more})
     if path.suffix == ".toml":
         return torchtitan_import.load(text, file=str(path), **outside)
     if path.suffix == ".json":
@@ -79,7 +82,8 @@ def _yaml(text: str, path: Path, accept: Collection[str], outside: dict[str, Any
     if isinstance(table, dict):
         for _, fits, load in YAML:
             if fits(table):
-                return load(text, file=str(path), accept=accept, **outside)
+                settings = outside if load is load_finetune else {k: outside[k] for k in ("hardware", "num_nodes")}
+                return load(text, file=str(path), accept=accept, **settings)
     known = ", ".join(name for name, _, _ in YAML)
     raise InputError(f"{path}: is no configuration that is read; expected one of {known}")
 

@@ -84,7 +84,8 @@ def load(
     )
 
 
-def _reading(table: dict[str, Any], file: str, model: str, length: int) -> Reading:
+def layout(table: dict[str, Any], file: str = "") -> dict[str, Any]:
+    """The plan of a configuration by itself, as a raw table."""
     zero = table.get("zero_optimization") or {}
     stage = whole(zero.get("stage", 0), "zero_optimization.stage", file)
     tp = whole(nested(table, "tensor_parallel.autotp_size", 1) or 1, "tensor_parallel.autotp_size", file)
@@ -93,18 +94,22 @@ def _reading(table: dict[str, Any], file: str, model: str, length: int) -> Readi
     if cp > 1:
         plan["cp_style"] = "ulysses"
     overlap = zero.get("overlap_comm")
-    plan["overlap_grad_reduce"] = stage == 3 if overlap is None else bool(overlap)
+    plan["overlap_grad_reduce"] = stage == 3 if overlap in (None, "auto") else bool(overlap)
     if (size := zero.get("mics_shard_size", -1)) > 0:
         plan["shard_size"] = size
-    offload = {ours: True for ours, theirs in (("optimizer", "offload_optimizer"), ("parameters", "offload_param"))
-               if nested(zero, f"{theirs}.device", "none") != "none"}  # fmt: skip
-    reading = Reading({"name": "imported", "framework": "deepspeed", "cluster": {}, "model": model_named(model, "--model", file)})
+    offload: dict[str, Any] = {ours: True for ours, theirs in (("optimizer", "offload_optimizer"), ("parameters", "offload_param"))
+                               if nested(zero, f"{theirs}.device", "none") != "none"}  # fmt: skip
     if "activation_checkpointing" in table:
         plan["recompute"] = "full"
         if nested(table, "activation_checkpointing.cpu_checkpointing"):
-            offload["activations"] = 1.0  # type: ignore[assignment]
-    if offload:
-        plan["offload"] = offload
+            offload["activations"] = 1.0
+    return plan | ({"offload": offload} if offload else {})
+
+
+def _reading(table: dict[str, Any], file: str, model: str, length: int) -> Reading:
+    zero, plan = table.get("zero_optimization") or {}, layout(table, file)
+    tp, cp = plan["tp"], plan["cp"]
+    reading = Reading({"name": "imported", "framework": "deepspeed", "cluster": {}, "model": model_named(model, "--model", file)})
     for name in ("zero_quantized_weights", "zero_quantized_gradients"):
         if zero.get(name):
             reading.wrong.append(Violation(f"zero_optimization.{name}", True, "is not simulated", "false", file))
@@ -135,4 +140,4 @@ def _reading(table: dict[str, Any], file: str, model: str, length: int) -> Readi
     return reading
 
 
-__all__ = ["load", "not_read"]
+__all__ = ["layout", "load", "not_read"]
