@@ -87,6 +87,49 @@ PLANS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
+TUNES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"zero_stage": 3}, {"optimizer": "adamw-8bit"}),
+    ({"zero_stage": 3, "reshard_after_forward": False, "shard_size": 4, "tp": 2}, {}),
+    ({"zero_stage": 3, "offload": {"optimizer": True, "parameters": True, "activations": 1.0}}, {}),
+    ({"zero_stage": 3}, {"trainable": "lora", "lora_rank": 8, "lora_modules": "all", "base_weights": "nf4-double"}),
+]
+
+
+@pytest.mark.parametrize(("plan", "training"), TUNES)
+def test_what_is_written_for_torchtune_means_the_same(plan: dict[str, Any], training: dict[str, Any], tmp_path: Path) -> None:
+    scenario = tuned("torchtune", plan, {"cross_entropy": "chunked", "attention_kernel": "auto", **training})
+    found = read(tmp_path, FORMATS["torchtune"](scenario)["torchtune.yaml"])
+    wanted, got = meaning(scenario), meaning(found)
+    assert {k: (v, got.get(k)) for k, v in wanted.items() if v != got.get(k)} == {}
+
+
+def test_torchtune(tmp_path: Path) -> None:
+    text = """
+model: {_component_: torchtune.models.qwen2_5.qlora_qwen2_5_7b_instruct, lora_attn_modules: [q_proj, v_proj], lora_rank: 4}
+tokenizer: {_component_: torchtune.models.qwen2_5.qwen2_5_tokenizer, max_seq_len: null}
+loss: {_component_: torchtune.modules.loss.LinearCrossEntropyLoss}
+optimizer: {_component_: torch.optim.AdamW}
+batch_size: 2
+gradient_accumulation_steps: 8
+enable_activation_checkpointing: true
+dtype: bf16
+"""
+    path = saved(tmp_path, "tune.yaml", text)
+    with pytest.raises(InputError, match="--sequence-length"):
+        load_config(path, **WHERE)
+    found = load_config(path, sequence_length=1024, **WHERE)
+    training = found.scenario.training
+    assert (training.lora_rank, training.lora_modules, training.base_weights) == (4, "attention", "nf4-double")
+    assert (found.scenario.plan.zero_stage, training.global_batch_size, training.sequence_length) == (3, 2 * 8 * 8, 1024)
+    assert any("q_proj, v_proj" in w for w in found.warnings)
+    for old, new, said in (
+        ("qwen2_5_7b", "qwen9_7b", "no model known here"),
+        ("LinearCrossEntropyLoss", "DPOLoss", "another recipe"),
+    ):
+        with pytest.raises(InputError, match=said):
+            load_config(saved(tmp_path, "bad.yaml", text.replace(old, new)), sequence_length=1024, **WHERE)
+
+
 @pytest.mark.parametrize("name", ["axolotl", "huggingface"])
 @pytest.mark.parametrize(("plan", "training"), PLANS)
 def test_what_is_written_means_the_same(name: str, plan: dict[str, Any], training: dict[str, Any], tmp_path: Path) -> None:
@@ -169,6 +212,8 @@ def test_trl_with_accelerate(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["import", "config", str(tmp_path / "sft.yaml"), *words])
     assert result.exit_code == 0, result.output
     assert "sequence_length = 1024" in result.output
+    with pytest.raises(InputError, match="by --accelerate"):
+        load_config(path, **WHERE)
     with pytest.raises(InputError, match="no configuration of accelerate"):
         load_config(tmp_path / "sft.yaml", accelerate=tmp_path / "sft.yaml", **WHERE)
     with pytest.raises(InputError, match="no configuration that is read"):  # open-instruct's own loop

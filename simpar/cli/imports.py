@@ -220,7 +220,7 @@ for _name, _text in {
     "gpt-neox": "A merged YAML configuration of gpt-neox: the scenario that it runs.",
     "primus": "A YAML configuration of Primus with Megatron: the scenario that it runs.",
     "verl": "A resolved configuration of verl: the training phase of its actor.",
-    "finetune": "YAML of axolotl, LLaMA-Factory or TRL's arguments, with --accelerate: the scenario that it runs.",
+    "finetune": "YAML of axolotl, torchtune, LLaMA-Factory or TRL, with --accelerate: the scenario that it runs.",
 }.items():
     import_app.command(_name, help=_text)(_config)
 

@@ -18,6 +18,7 @@ from simpar.interop.megatron_bridge import load as load_bridge
 from simpar.interop.megatron_bridge import printed_in
 from simpar.interop.megatron_table import arguments_in, arguments_of_checkpoint, flags_of
 from simpar.interop.primus import load as load_primus
+from simpar.interop.torchtune_import import load as load_torchtune
 from simpar.interop.verl import load as load_verl
 
 Loader = Callable[..., Imported]
@@ -29,6 +30,7 @@ YAML: Final[tuple[tuple[str, Callable[[dict[str, Any]], bool], Loader], ...]] = 
     ("verl", lambda t: "actor_rollout_ref" in t, load_verl),
     ("primus", lambda t: isinstance(t.get("modules"), dict), load_primus),
     ("megatron-bridge", lambda t: {"model", "train"} <= set(t) and isinstance(t["model"], dict), load_bridge),
+    ("torchtune", lambda t: "_component_" in (t["model"] if isinstance(t.get("model"), dict) else ()), load_torchtune),
     ("axolotl, LLaMA-Factory or TRL", lambda t: dialect_of(t) is not None, load_finetune),
     ("gpt-neox", lambda t: bool(_NEOX & {str(k).replace("-", "_") for k in t}), load_neox),
 )  # fmt: skip
@@ -82,8 +84,12 @@ def _yaml(text: str, path: Path, accept: Collection[str], outside: dict[str, Any
     if isinstance(table, dict):
         for _, fits, load in YAML:
             if fits(table):
-                settings = outside if load is load_finetune else {k: outside[k] for k in ("hardware", "num_nodes")}
+                more = outside if load in (load_finetune, load_torchtune) else {}
+                settings = {k: outside[k] for k in ("hardware", "num_nodes")} | more
                 return load(text, file=str(path), accept=accept, **settings)
+        if "distributed_type" in table:
+            right = "the run's own file, and this one by --accelerate"
+            raise InputError(f"{path}: is accelerate's, which says how GPUs share a model and not which; expected {right}")
     known = ", ".join(name for name, _, _ in YAML)
     raise InputError(f"{path}: is no configuration that is read; expected one of {known}")
 

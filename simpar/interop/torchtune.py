@@ -26,7 +26,7 @@ _MODELS: Final = {
     "llama3.1-405b": ("llama3_1", "llama3_1_405b"),
 }  # fmt: skip
 """Preset -> module of torchtune.models, and its builder."""
-_OPTIMIZERS: Final[dict[str, dict[str, Any]]] = {
+OPTIMIZERS: Final[dict[str, dict[str, Any]]] = {
     "adamw": {"_component_": "torch.optim.AdamW", "fused": True, "lr": 2e-5},
     "adam": {"_component_": "torch.optim.Adam", "fused": True, "lr": 2e-5},
     "adamw-8bit": {"_component_": "bitsandbytes.optim.AdamW8bit", "lr": 2e-5},
@@ -35,6 +35,7 @@ _OPTIMIZERS: Final[dict[str, dict[str, Any]]] = {
     "adamw-fp8": {"_component_": "torchao.optim.AdamWFp8", "lr": 2e-5},
     "sgd": {"_component_": "torch.optim.SGD", "lr": 2e-5},
 }
+"""Ours -> torchtune's component."""
 _LOSSES: Final = {
     "auto": "torchtune.modules.loss.LinearCrossEntropyLoss", "chunked": "torchtune.modules.loss.LinearCrossEntropyLoss",
     "unfused": "torch.nn.CrossEntropyLoss",
@@ -44,7 +45,7 @@ _LOSSES: Final = {
 def violations(scenario: Scenario) -> list[Violation]:
     """What of a scenario torchtune cannot run or its file cannot say."""
     found = list(
-        rules(scenario, "torchtune", zero=(0, 3), losses=_LOSSES, optimizers=_OPTIMIZERS, plain={"training.fused_kernels": False})
+        rules(scenario, "torchtune", zero=(0, 3), losses=_LOSSES, optimizers=OPTIMIZERS, plain={"training.fused_kernels": False})
     )
     return [*found, *_rules(scenario)] if fine_tunes(scenario) else found
 
@@ -101,7 +102,7 @@ def configuration(scenario: Scenario) -> dict[str, Any]:
                          "checkpoint_files": [], "output_dir": "out", "model_type": "LLAMA2" if module == "llama2" else "LLAMA3"},
         "resume_from_checkpoint": False, "seed": None, "shuffle": True,
         "batch_size": training.micro_batch_size, "gradient_accumulation_steps": accumulation(scenario), "epochs": 1,
-        "max_steps_per_epoch": 50, "optimizer": dict(_OPTIMIZERS[training.optimizer]),
+        "max_steps_per_epoch": 50, "optimizer": dict(OPTIMIZERS[training.optimizer]),
         "loss": {"_component_": _LOSSES[training.cross_entropy]}, "clip_grad_norm": None,
         "device": "cuda", "dtype": "fp32" if training.precision in ("fp32", "tf32") else "bf16",
         "enable_activation_checkpointing": recompute_of(scenario).granularity == "full",
@@ -146,4 +147,4 @@ def export(scenario: Scenario) -> dict[str, str]:
     }
 
 
-__all__ = ["configuration", "export", "recipe_name", "violations"]
+__all__ = ["OPTIMIZERS", "configuration", "export", "recipe_name", "violations"]
