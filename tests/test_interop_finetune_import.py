@@ -15,6 +15,8 @@ from simpar.interop.configs import load_config
 from simpar.interop.export import FORMATS
 from simpar.interop.finetune_import import DIALECTS
 from simpar.interop.meaning import meaning
+from simpar.runlogs.compare import check_same_job
+from simpar.runlogs.records import LogReading
 from simpar.specs.scenario import Scenario, make_scenario
 
 WHERE: dict[str, Any] = {"hardware": "dgx-h100", "num_nodes": 1}
@@ -225,3 +227,10 @@ def test_names_of_dialects_are_told_once() -> None:
         read_keys = set(dialect.names.values())
         assert not read_keys & {*dialect.another, *dialect.noted}, name
         assert set(dialect.defaults) <= {*dialect.names, "nested", "pure"}, name
+
+
+def test_a_framework_by_another_name_writes_its_log() -> None:
+    for name in ("axolotl", "llama-factory"):
+        check_same_job(LogReading("train.log", "transformers"), tuned(name, {"zero_stage": 3}, {}))
+    with pytest.raises(InputError, match="which axolotl does not write"):
+        check_same_job(LogReading("train.log", "torchtitan"), tuned("axolotl", {"zero_stage": 3}, {}))

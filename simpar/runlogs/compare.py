@@ -6,6 +6,7 @@ from simpar.errors import InputError, Violation
 from simpar.runlogs.formats import WRITTEN_BY
 from simpar.runlogs.records import LogReading
 from simpar.specs.counts import resolved_dp
+from simpar.specs.framework import canonical_name
 from simpar.specs.scenario import Scenario
 
 OF_NO_FRAMEWORK = frozenset({"plain"})
@@ -56,7 +57,8 @@ def check_same_job(reading: LogReading, scenario: Scenario) -> None:
         InputError: it is of another framework, or states other sizes; with all of them.
     """
     written = WRITTEN_BY.get(reading.format)
-    if written and scenario.framework not in written and scenario.framework not in OF_NO_FRAMEWORK:
+    framework = canonical_name(scenario.framework)
+    if written and framework not in written and framework not in OF_NO_FRAMEWORK:
         rule = f"is a log of {reading.format}, which {scenario.framework} does not write"
         raise InputError(f"{reading.file}: {rule}; give the log of this scenario's run, or --set framework={written[0]}")
     said = _said(scenario)

@@ -94,15 +94,20 @@ def framework(name: str, version: str | None = None) -> FrameworkSpec:
     Raises:
         UnknownNameError: no such framework; lists the known ones and the closest.
     """
-    canonical = name if name in FRAMEWORKS else ALIASES.get(name, "")
-    if not canonical:
+    canonical = canonical_name(name)
+    if canonical not in FRAMEWORKS:
         raise unknown("framework", name, framework_names())
     return _at(canonical, month_of(canonical, version))
 
 
+def canonical_name(name: str) -> str:
+    """The framework that another name means (axolotl: transformers); itself where it is none."""
+    return name if name in FRAMEWORKS else ALIASES.get(name, name)
+
+
 def family_of(name: str) -> str:
     """The framework that `name` descends from (Megatron-Bridge, NeMo: megatron-core), itself where it has no ancestor."""
-    found = name if name in FRAMEWORKS else ALIASES.get(name, name)
+    found = canonical_name(name)
     while found in FRAMEWORKS and FRAMEWORKS[found][0] and found not in UNRELATED:
         base = FRAMEWORKS[found][0]
         found = base[""] if isinstance(base, dict) else base
