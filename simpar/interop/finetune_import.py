@@ -4,7 +4,7 @@ Each has its names and defaults; what they mean is one thing."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,6 +39,8 @@ class _Dialect:
         defaults: where the file says nothing, by what is read.
         another: keys that make another model or step: refused unless accepted.
         noted: keys that may change a step, and are not read.
+        adapter: the key that asks for low-rank adapters, and its default.
+        only: keys of which other values are another training.
     """
 
     framework: str
@@ -46,6 +48,8 @@ class _Dialect:
     defaults: Mapping[str, Any]
     another: tuple[str, ...]
     noted: tuple[str, ...]
+    adapter: tuple[str, Any]
+    only: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 _TRAINER: Final = {
@@ -75,6 +79,7 @@ DIALECTS: Final[dict[str, _Dialect]] = {
          "expert_parallel_size", "pipeline_parallel_size", "gptq", "max_packed_sequence_len"),
         (*_SHARED, "fp8", "lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "flash_attn_fuse_mlp", "peft_use_dora",
          "activation_offloading", "unsloth_lora_mlp", "layer_offloading"),
+        ("adapter", None),
     ),
     # src/llamafactory/hparams at ff6d4d12e; model/adapter.py turns trained weights into fp32 unless pure_bf16.
     "llama-factory": _Dialect(
@@ -88,18 +93,21 @@ DIALECTS: Final[dict[str, _Dialect]] = {
         ("use_galore", "use_apollo", "use_badam", "use_muon", "use_adam_mini", "use_unsloth", "mixture_of_depths", "use_llama_pro",
          "use_kt", "use_mca", *(f"{kind}_model_parallel_size" for kind in ("tensor", "pipeline", "expert"))),
         (*_SHARED, "use_unsloth_gc", "fp8", "use_dora", "shift_attn", "upcast_layernorm"),
+        ("finetuning_type", "lora"),
+        {"stage": ("sft", "pt"), "finetuning_type": ("lora", "full")},
     ),
     # trl/trainer/{base,sft,model}_config.py at f2cd57710.
     "trl": _Dialect(
         "trl",
         {
             **_TRAINER, "length": "max_length", "packing": "packing", "attention": "attn_implementation", "rank": "lora_r",
-            "targets": "lora_target_modules", "liger": "use_liger_kernel", "peft": "use_peft", "nested": "use_bnb_nested_quant",
+            "targets": "lora_target_modules", "liger": "use_liger_kernel", "nested": "use_bnb_nested_quant",
             "offload": "activation_offloading", "4bit": "load_in_4bit", "8bit": "load_in_8bit", "dtype": "dtype",
         },
         {"length": 1024, "micro": 8, "checkpointing": True, "bf16": "auto", "dtype": "float32"},
         ("beta", "max_prompt_length", "num_generations", "reward_model_path", "teacher_model_name_or_path"),
         (*_SHARED, "use_dora", "padding_free"),
+        ("use_peft", False),
     ),
 }  # fmt: skip
 """Framework -> its file."""
@@ -173,10 +181,7 @@ class _Run:
         InputError: it trains something else than next tokens, or another model.
         """
         on = {n: v for n in self.dialect.another if (v := self.table.get(n)) and not (v == 1 and n.endswith("_size"))}
-        if (stage := self.table.get("stage", "sft")) not in ("sft", "pt") and self.dialect.framework == "llama-factory":
-            on["stage"] = stage
-        if (kind := self.table.get("finetuning_type", "lora")) not in ("lora", "full"):
-            on["finetuning_type"] = kind
+        on |= {n: v for n, known in self.dialect.only.items() if (v := self.table.get(n, known[0])) not in known}
         wrong = {n: v for n, v in on.items() if not {n, "all"} & set(accept)}
         if wrong:
             rule = "makes another model or step, and is not read"
@@ -264,11 +269,8 @@ class _Run:
 
     def _adapters(self, training: dict[str, Any]) -> None:
         """Low-rank adapters, and the format of what they stand on."""
-        kind = self.table.get("adapter")
-        on = kind in ("lora", "qlora") or bool(self.get("peft"))
-        if self.dialect.framework == "llama-factory":
-            on = self.table.get("finetuning_type", "lora") == "lora"
-        if not on:
+        kind = self.table.get(*self.dialect.adapter)
+        if kind not in ("lora", "qlora", True):
             return
         targets = self.get("targets")
         names = {t.strip() for t in targets.split(",")} if isinstance(targets, str) else set(map(str, targets or ()))
