@@ -225,6 +225,19 @@ def test_scripts_that_only_bash_understands(text: str, tmp_path: Path, monkeypat
     assert not (tmp_path / "out").exists()
 
 
+def test_scripts_of_other_models_are_refused() -> None:
+    bert = ["torchrun", "/opt/megatron/pretrain_bert.py", *words()]
+    with pytest.raises(InputError, match=r"pretrain_bert\.py"):
+        of_words(bert, **WHERE)
+    assert of_words(bert, accept=["pretrain_bert.py"], **WHERE).scenario == of_words(words(), **WHERE).scenario
+
+
+def test_a_job_on_the_input_of_sbatch_is_run(tmp_path: Path) -> None:
+    line = f'srun --mpi=pmix bash -c "cd /x; torchrun x.py {LINE.replace("size 2 --seq", "size ${TP} --seq")}" | tee log'
+    path = scripted(tmp_path, f"TP=4\nsbatch <<EOF\n#!/bin/bash\n#SBATCH --time=1\n{line}\nEOF\n")
+    assert run_and_load(path, **WHERE).scenario.plan.tp == 4
+
+
 def test_a_script_that_gives_up_is_quoted(tmp_path: Path) -> None:
     text = "[ -f train.py ] || { echo Error: no train.py; echo; exit 1; }\ntorchrun train.py --num-layers 2\n"
     with pytest.raises(InputError, match=r"printed: Error: no train\.py"):

@@ -31,7 +31,7 @@ _STEP_FREE: Final = re.compile(
       |te-rng-tracker|delay-offload-until-cuda-graph|allow-ambiguous-pad-tokens|patch-tokenizer-type|max-padding-length
       |extra-vocab-size|deterministic-mode|manual-gc|manual-gc-interval|manual-gc-eval|no-manual-gc-eval
       |result-rejected-tracker-filename|vocab-extra-ids|num-gpus|num-nodes|nnodes|nproc-per-node|hostfile|force-multi|job-name
-      |ntasks|ntasks-per-node|nodes|gpus-per-node|container-image|container-mounts|export|output|mpi|kill-on-bad-exit|standalone
+      |ntasks|ntasks-per-node|nodes|gpus-per-node|container-image|container-mounts|container-workdir|export|output|mpi|kill-on-bad-exit|standalone
       |module|no-python|run-path|ft-param|account|partition|time|env|rm|network|ipc|device|privileged|no-container-mount-home
     )$"""
 )

@@ -18,6 +18,8 @@ from simpar.interop.megatron_table import arguments_in, flags_of, printed_value
 
 CP_STYLES: Final = {"ring": "p2p", "all_gather": "all_gather", "ulysses": "a2a"}
 _STYLES: Final = {**{v: k for k, v in CP_STYLES.items()}, "allgather": "all_gather"}
+_OTHER_MODELS: Final = re.compile(r"pretrain_(bert|t5|ict|retro|vlm|vision_\w+)\.py")
+"""Scripts of Megatron-LM (at d98e8a64dd and before) whose models take a GPT's flags."""
 _KERNELS: Final = {"fused": "cudnn", "flash": "fa2", "unfused": "unfused", "local": "unfused"}
 
 
@@ -52,6 +54,10 @@ def of_words(words: list[str], *, text: str = "", file: str = "", **settings: An
     if not {"tensor-model-parallel-size", "num-layers", "hidden-size"} & set(found):
         rule = "has neither a table of Megatron-LM's arguments nor a command with its flags"
         raise InputError([Violation("file", file or "-", rule, f"flags such as --num-layers 32; {RUN_HINT}")])
+    other = next((name for word in words if _OTHER_MODELS.fullmatch(name := word.rpartition("/")[2])), None)
+    if other is not None and not {other, "all"} & set(settings.get("accept", ())):
+        rule = "trains another model than a GPT, whatever the flags say"
+        raise InputError([Violation("script", other, rule, f"a scenario by hand, or --accept {other} to read a GPT", file)])
     return of_flags(found, text=text, file=file, **settings)
 
 

@@ -125,6 +125,8 @@ while [ $# -gt 0 ]; do
     case "$1" in (*.sh) [ -f "$1" ] && exec {shlex.quote(bash)} "$@" ;; esac
     shift
 done
+# A job without a script of its own comes on the input: sbatch <<EOF
+[ "${{0##*/}}" = sbatch ] && exec {shlex.quote(bash)}
 exit 0
 """
     for name in LAUNCHERS:
