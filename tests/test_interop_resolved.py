@@ -456,8 +456,15 @@ def test_verl(tmp_path: Path) -> None:
     result = load_config(saved(tmp_path, "config.yaml", VERL), hardware="dgx-h100")
     found = result.scenario
     assert (found.training.sequence_length, found.training.global_batch_size, found.training.micro_batch_size) == (2048, 320, 2)
-    assert (found.plan.zero_stage, found.plan.recompute, found.plan.offload.optimizer, found.world_size) == (3, "full", True, 16)
+    assert (found.plan.zero_stage, found.plan.recompute, found.plan.offload.optimizer, found.world_size) == (3, "full", False, 16)
     assert any("training phase alone" in w for w in result.warnings)
+    # What is moved out lies on the GPU while the actor is trained; FSDP 2's own policy keeps it on the host.
+    assert any("optimizer_offload: what it moves" in w for w in result.warnings)
+    policy = VERL.replace("optimizer_offload: true", "offload_policy: true")
+    host = load_config(saved(tmp_path, "p.yaml", policy), hardware="dgx-h100").scenario.plan.offload
+    assert (host.optimizer, host.parameters) == (True, True)
+    with pytest.raises(InputError, match="nor use_dynamic_bsz"):
+        load_config(saved(tmp_path, "n.yaml", VERL.replace("    ppo_micro_batch_size_per_gpu: 2\n", "")), hardware="dgx-h100")
     megatron = VERL.replace(
         "strategy: fsdp2", "strategy: megatron\n    megatron: {tensor_model_parallel_size: 4, sequence_parallel: true}"
     )

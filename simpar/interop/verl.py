@@ -52,7 +52,10 @@ def _reading(table: dict[str, Any], file: str) -> Reading:
     reading.table["model"] = model_named(
         str(nested(table, "actor_rollout_ref.model.path", "")), "actor_rollout_ref.model.path", file
     )
-    micro = nested(table, f"{_ACTOR}.ppo_micro_batch_size_per_gpu") or 1
+    micro = nested(table, f"{_ACTOR}.ppo_micro_batch_size_per_gpu")
+    if micro is None and not nested(table, f"{_ACTOR}.use_dynamic_bsz"):
+        name, rule = f"{_ACTOR}.ppo_micro_batch_size_per_gpu", "is not said, nor use_dynamic_bsz"
+        raise InputError([Violation(name, None, rule, "one of them, which verl asks for too", file)])
     if nested(table, f"{_ACTOR}.use_dynamic_bsz"):
         budget = whole(nested(table, f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384), f"{_ACTOR}.ppo_max_token_len_per_gpu", file)
         micro = max(budget // sum(lengths), 1)
@@ -67,13 +70,24 @@ def _reading(table: dict[str, Any], file: str) -> Reading:
     }  # fmt: skip
     if rank := nested(table, "actor_rollout_ref.model.lora_rank", 0):
         reading.table["training"] |= {"trainable": "lora", "lora_rank": rank, "lora_modules": "all"}
-    reading.table |= _megatron(table, file) if strategy == "megatron" else _fsdp(table, file)
+    reading.table |= _megatron(table, file) if strategy == "megatron" else _fsdp(table, file, strategy)
+    engine = f"{_ACTOR}.{'megatron' if strategy == 'megatron' else 'fsdp_config'}"
+    for name in ("param_offload", "grad_offload", "optimizer_offload"):
+        if nested(table, f"{engine}.{name}"):
+            # fsdp_workers.py and megatron_workers.py at b178a3cd5, update_actor: loaded before the phase, moved out after it.
+            reading.warnings.append(
+                f"{engine}.{name}: what it moves is on the GPU in this phase; the way there and back is left out"
+            )
+    if nested(table, "actor_rollout_ref.model.use_liger") and strategy != "megatron":
+        reading.table["training"]["fused_kernels"] = True
+    if nested(table, "actor_rollout_ref.model.enable_activation_offload"):
+        reading.warnings.append("actor_rollout_ref.model.enable_activation_offload: activations are taken to stay on the GPU")
     if nested(table, "actor_rollout_ref.model.enable_gradient_checkpointing", True) and strategy != "megatron":
         reading.table["plan"]["recompute"] = "full"
     return reading
 
 
-def _fsdp(table: dict[str, Any], file: str) -> dict[str, Any]:
+def _fsdp(table: dict[str, Any], file: str, strategy: str) -> dict[str, Any]:
     sequence = whole(nested(table, f"{_ACTOR}.ulysses_sequence_parallel_size", 1), "ulysses_sequence_parallel_size", file)
     config = nested(table, f"{_ACTOR}.fsdp_config", {})
     plan: dict[str, Any] = {"zero_stage": 3, "reshard_after_forward": bool(config.get("reshard_after_forward", True))}
@@ -81,8 +95,9 @@ def _fsdp(table: dict[str, Any], file: str) -> dict[str, Any]:
         plan |= {"cp": sequence, "cp_style": "ulysses"}
     if (size := config.get("fsdp_size", -1)) and size > 0:
         plan["shard_size"] = size
-    offload = {k: True for k, name in (("optimizer", "optimizer_offload"), ("parameters", "param_offload")) if config.get(name)}
-    return {"framework": "torch-fsdp", "plan": plan | ({"offload": offload} if offload else {})}
+    if strategy == "fsdp2" and config.get("offload_policy"):  # fsdp_workers.py: CPUOffloadPolicy of the actor
+        plan["offload"] = {"optimizer": True, "parameters": True}
+    return {"framework": "torch-fsdp", "plan": plan}
 
 
 def _megatron(table: dict[str, Any], file: str) -> dict[str, Any]:
@@ -101,8 +116,6 @@ def _megatron(table: dict[str, Any], file: str) -> dict[str, Any]:
         plan |= {"ep": degree("expert_model_parallel_size"), "etp": degree("expert_tensor_parallel_size")}
     granularity = nested(config, "override_transformer_config.recompute_granularity")
     plan["recompute"] = granularity if granularity in ("full", "selective") else "none"
-    if config.get("optimizer_offload"):
-        plan["offload"] = {"optimizer": True}
     return {"framework": "megatron-core", "plan": plan}
 
 
