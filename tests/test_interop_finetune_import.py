@@ -14,6 +14,7 @@ from simpar.errors import InputError
 from simpar.interop.configs import load_config
 from simpar.interop.export import FORMATS
 from simpar.interop.finetune_import import DIALECTS
+from simpar.interop.launched import load as run_and_load
 from simpar.interop.meaning import meaning
 from simpar.runlogs.compare import check_same_job
 from simpar.runlogs.records import LogReading
@@ -234,3 +235,25 @@ def test_a_framework_by_another_name_writes_its_log() -> None:
         check_same_job(LogReading("train.log", "transformers"), tuned(name, {"zero_stage": 3}, {}))
     with pytest.raises(InputError, match="which axolotl does not write"):
         check_same_job(LogReading("train.log", "torchtitan"), tuned("axolotl", {"zero_stage": 3}, {}))
+
+
+def test_commands_that_start_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    saved(tmp_path, "sft.yaml", TRL)
+    saved(tmp_path, "fsdp.yaml", FSDP)
+    saved(tmp_path, "lora.yaml", FACTORY)
+    saved(tmp_path, "axolotl.yaml", AXOLOTL)
+    trl = "accelerate launch --config_file fsdp.yaml -m trl.scripts.sft --config sft.yaml --per_device_train_batch_size 2\n"
+    found = run_and_load(saved(tmp_path, "trl.sh", trl), hardware="dgx-h100").scenario
+    assert (found.plan.zero_stage, found.training.micro_batch_size, found.training.sequence_length) == (3, 2, 4096)
+    fewer = trl.replace("fsdp.yaml", "fsdp.yaml --num_processes 4")
+    assert run_and_load(saved(tmp_path, "four.sh", fewer), hardware="dgx-h100").scenario.world_size == 4
+    found = run_and_load(saved(tmp_path, "lf.sh", "llamafactory-cli train lora.yaml --lora_rank=32 --bf16\n"), **WHERE).scenario
+    assert (found.training.lora_rank, found.training.precision) == (32, "bf16")
+    found = run_and_load(saved(tmp_path, "ax.sh", "axolotl train axolotl.yaml --micro-batch-size 1\n"), **WHERE).scenario
+    assert (found.training.micro_batch_size, found.framework) == (1, "axolotl")
+    flags = "trl sft --model_name_or_path meta-llama/Llama-3.1-8B --max_length 2048 --use_peft --lora_target_modules all-linear\n"
+    found = run_and_load(saved(tmp_path, "flags.sh", flags), **WHERE).scenario
+    assert (found.training.trainable, found.training.lora_modules, found.training.sequence_length) == ("lora", "all", 2048)
+    with pytest.raises(InputError, match="neither"):  # whose trainer?
+        run_and_load(saved(tmp_path, "own.sh", "python my.py --model_name_or_path meta-llama/Llama-3.1-8B --bf16\n"), **WHERE)

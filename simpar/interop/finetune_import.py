@@ -137,7 +137,7 @@ def load(
     """The scenario of a run that fine-tunes.
 
     Args:
-        more: model and sequence_length, instead of the file's; accelerate: the path of accelerate's configuration.
+        more: model and sequence_length, instead of the file's; accelerate: accelerate's configuration, its path or what is in it.
 
     Raises:
         InputError: a model that is not here, another kind of training, values or files that are missing.
@@ -151,13 +151,15 @@ def load(
     run.refuse(accept)
     outside = {"hardware": hardware, "num_nodes": num_nodes}
     reading = run.reading(more)
-    if (path := more.get("accelerate")) is None:
+    if (said := more.get("accelerate")) is None:
         if not run.shards and dialect != "axolotl":
             reading.warnings.append(
                 "how GPUs share the model does not stand in the file: each is taken to hold a copy (--accelerate)"
             )
         return settled(reading, text, file, outside)
-    _read_accelerate(reading, parse_yaml(read_text(Path(path), MOST_CONFIG_BYTES), Path(path)), str(path))
+    place = file if isinstance(said, dict) else str(said)
+    table = said if isinstance(said, dict) else parse_yaml(read_text(Path(place), MOST_CONFIG_BYTES), Path(place))
+    _read_accelerate(reading, table, place)
     return settled_on_gpus(reading, text, file, outside)
 
 

@@ -10,6 +10,7 @@ from simpar.boundary import MOST_CONFIG_BYTES, read_text
 from simpar.interop.argv import options
 from simpar.interop.carried import Imported
 from simpar.interop.configs import load_config
+from simpar.interop.finetune_launch import load_words
 from simpar.interop.megatron_import import of_words
 from simpar.interop.stub_launch import flags_words, run_script
 
@@ -35,6 +36,9 @@ def load(
     words = flags_words(run_script(script, arguments, variables), script)
     found = options(words)
     if "num-layers" not in found:
+        tuned = load_words(words, found, script, hardware=hardware, num_nodes=num_nodes, accept=accept)
+        if tuned is not None:
+            return tuned
         named = next((found[name][0] for name in _FILES if found.get(name)), "")
         for place in (Path(named), script.parent / named) if named else ():
             if place.is_file():

@@ -25,7 +25,7 @@ LAUNCHERS: Final = (
     "torchrun", "python", "python3", "srun", "mpirun", "mpiexec", "deepspeed", "accelerate", "torchx", "sbatch", "ray", "nemo",
     "uv", "numactl", "nohup", "timeout", "nsys", "ncu", "singularity", "apptainer", "docker", "enroot", "pdsh", "ssh", "nice",
     "stdbuf", "taskset", "horovodrun", "jsrun", "aprun", "ibrun", "flux", "primus-cli", "axolotl", "llamafactory-cli", "swift",
-    "tune",
+    "tune", "trl",
 )  # fmt: skip
 _TOOLS: Final = (
     "cat", "echo", "printf", "dirname", "basename", "date", "hostname", "head", "tail", "grep", "egrep", "sed", "awk", "cut", "tr",
