@@ -20,7 +20,7 @@ from simpar.interop.finetune import (
     whole_sequences,
 )
 from simpar.interop.launch import nodes_and_gpus, rank_map, sbatch
-from simpar.interop.meaning import data_ranks, meaning, recompute_of
+from simpar.interop.meaning import data_ranks, meaning, recompute_of, semantics
 from simpar.interop.nanotron import yaml_text
 from simpar.specs.scenario import Scenario
 
@@ -75,6 +75,14 @@ def uses_deepspeed(scenario: Scenario) -> bool:
     return data_ranks(scenario) > 1 and (scenario.plan.zero_stage in (1, 2) or scenario.framework in ENGINES)
 
 
+def rests_in_bf16(scenario: Scenario) -> bool:
+    """Whether trained weights rest in bf16 without an fp32 copy: what is asked for, else what transformers of that time does."""
+    own, training = semantics(scenario).optimizer, scenario.training
+    if training.pure_bf16 is not None or training.trainable == "lora":
+        return bool(training.pure_bf16)
+    return own.pure_bf16 and not (scenario.plan.zero_stage > 0 and own.sharded_weights_fp32)
+
+
 def training_arguments(scenario: Scenario) -> dict[str, Any]:
     """Fields of TrainingArguments."""
     training, plan = scenario.training, scenario.plan
@@ -82,7 +90,7 @@ def training_arguments(scenario: Scenario) -> dict[str, Any]:
     found: dict[str, Any] = {
         "output_dir": "out", "max_steps": 50, "learning_rate": 2e-5, "logging_steps": 1, "save_strategy": "no",
         "per_device_train_batch_size": training.micro_batch_size, "gradient_accumulation_steps": accumulation(scenario),
-        "bf16": training.precision == "bf16" and not training.pure_bf16, "fp16": training.precision == "fp16",
+        "bf16": training.precision == "bf16" and not rests_in_bf16(scenario), "fp16": training.precision == "fp16",
         "optim": OPTIMIZERS.get(training.optimizer, "adamw_torch_fused"),
         "torch_compile": bool(meaning(scenario)["training.compile"]),
         # FSDP checkpoints by itself (accelerate.yaml); both would recompute twice.
@@ -100,7 +108,7 @@ def sft_arguments(scenario: Scenario) -> dict[str, Any]:
     found: dict[str, Any] = {
         **training_arguments(scenario), "model_name_or_path": hub_name(scenario), "dataset_name": "trl-lib/Capybara",
         "max_length": training.sequence_length, "packing": True, "attn_implementation": "flash_attention_2",
-        "dtype": "bfloat16" if training.pure_bf16 or training.trainable == "lora" else "float32",
+        "dtype": "bfloat16" if rests_in_bf16(scenario) or training.trainable == "lora" else "float32",
         "activation_offloading": scenario.plan.offload.activations == 1.0,
     }  # fmt: skip
     if training.cross_entropy == "tiled":
@@ -121,7 +129,7 @@ def accelerate_config(scenario: Scenario) -> dict[str, Any]:
     nodes, _ = nodes_and_gpus(scenario)
     sharded = plan.zero_stage == 3 and data_ranks(scenario) > 1 and not uses_deepspeed(scenario)
     kind = "DEEPSPEED" if uses_deepspeed(scenario) else "FSDP" if sharded else "MULTI_GPU" if scenario.world_size > 1 else "NO"
-    mixed = "no" if training.pure_bf16 or training.precision in ("fp32", "tf32") else training.precision
+    mixed = "no" if rests_in_bf16(scenario) or training.precision in ("fp32", "tf32") else training.precision
     found: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE", "distributed_type": kind, "mixed_precision": mixed, "use_cpu": False,
         "debug": False, "num_processes": scenario.world_size, "num_machines": nodes, "machine_rank": 0,

@@ -362,7 +362,7 @@ class Job:
         own, chosen = self.framework.optimizer, self.training.pure_bf16
         if self._full_precision or self.training.precision == "fp16" or self._fp32_adapters:
             return False
-        fp32_shards = self.plan.zero_stage == 3 and own.sharded_weights_fp32
+        fp32_shards = self.plan.zero_stage > 0 and own.sharded_weights_fp32
         return own.pure_bf16 and not fp32_shards if chosen is None else chosen
 
     @property

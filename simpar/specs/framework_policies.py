@@ -196,8 +196,9 @@ class Optimizer(Policy):
         pure_bf16: trained weights, gradients and moments rest in bf16 where a run does not say.
         autocast: without sharding, weights of fp32 are cast to 16 bits where they are used, and the copies are kept for the
             backward unless layers are recomputed; norms, embeddings and residual sums are fp32 (KernelPlan.autocast).
-        sharded_weights_fp32: fully sharded trained weights rest in fp32 whatever they were loaded in, unless a run says otherwise
-            (accelerate turns them into fp32 where its mixed precision is on, axolotl's own FSDP2 does not).
+        sharded_weights_fp32: fully sharded trained weights rest in fp32 whatever they were loaded in, and an optimizer that is
+            sharded alone (DeepSpeed's) has them in fp32, unless a run says otherwise (accelerate turns them into fp32 where its
+            mixed precision is on, axolotl's own FSDP2 does not).
         optimizer_kernel: fused (one multi-tensor kernel), foreach (one kernel per elementary operation, with one tensor of every
             weight's size in between), loop (per tensor).
         optimizer_traffic_bytes: HBM bytes moved per parameter updated, gradient clipping and the copy to the working weights
