@@ -86,6 +86,7 @@ PLANS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"zero_stage": 3, "offload": {"optimizer": True, "parameters": True}}, {}),
     ({"zero_stage": 0}, {"trainable": "lora", "lora_rank": 8, "lora_modules": "all", "base_weights": "nf4-double"}),
     ({"zero_stage": 0}, {"trainable": "lora", "base_weights": "int8"}),
+    ({"zero_stage": 0}, {"trainable": "lora", "lora_modules": "qv"}),
     ({"zero_stage": 2}, {}),
 ]
 
@@ -122,9 +123,13 @@ dtype: bf16
         load_config(path, **WHERE)
     found = load_config(path, sequence_length=1024, **WHERE)
     training = found.scenario.training
-    assert (training.lora_rank, training.lora_modules, training.base_weights) == (4, "attention", "nf4-double")
+    assert (training.lora_rank, training.lora_modules, training.base_weights) == (4, "qv", "nf4-double")
     assert (found.scenario.plan.zero_stage, training.global_batch_size, training.sequence_length) == (3, 2 * 8 * 8, 1024)
-    assert any("q_proj, v_proj" in w for w in found.warnings)
+    three = load_config(
+        saved(tmp_path, "three.yaml", text.replace("v_proj]", "v_proj, output_proj]")), sequence_length=1024, **WHERE
+    )
+    assert three.scenario.training.lora_modules == "attention"
+    assert any("output_proj, q_proj, v_proj" in w for w in three.warnings)
     for old, new, said in (
         ("qwen2_5_7b", "qwen9_7b", "no model known here"),
         ("LinearCrossEntropyLoss", "DPOLoss", "another recipe"),

@@ -656,6 +656,21 @@ def test_fine_tuning_keeps_the_router_of_its_checkpoint(stated: str, task: str, 
     assert _routing(stated, task) == routing
 
 
+@pytest.mark.parametrize(
+    ("task", "modules"),
+    [
+        ("lora rank 8", "attention"),
+        ("lora rank 8, q_proj and v_proj", "qv"),
+        ("lora rank 8 on q, v", "qv"),
+        ("lora, all linear", "all"),
+    ],
+)
+def test_adapters_are_where_a_run_says(task: str, modules: str) -> None:
+    run = run_of(row(task=task, framework="transformers", framework_version="2025-06"))
+    assert run.scenario is not None, run.skipped
+    assert run.scenario.training.lora_modules == modules
+
+
 def test_a_dense_model_that_is_tuned_has_no_router() -> None:
     run = run_of(row(task="sft"))
     assert run.skipped == ""

@@ -377,12 +377,15 @@ QKV, PROJ, GATE_UP, DOWN = (8 * n for n in (3 * (2 * HIDDEN), 2 * HIDDEN, 2 * (H
 
 
 @pytest.mark.parametrize(("name", "shared"), [("torchtune", 0), ("transformers", 0), ("nemo", 1)])
-@pytest.mark.parametrize("modules", ["attention", "all"])
+@pytest.mark.parametrize("modules", ["attention", "qv", "all"])
 def test_every_adapted_matrix_has_a_pair(name: str, shared: int, modules: str) -> None:
-    """r (in + out) of every linear; Megatron's packed products have one A for queries, keys and values and for gate and up."""
+    """r (in + out) of every linear; Megatron's packed products have one A for queries, keys and values and for gate and up, and for
+    queries and values alone the whole of that product's pair."""
     layout = prepare(lora(name, lora_modules=modules)).layout
     trained = sum(layout.trained(b) for b in layout.stage_blocks[0])
     attention = QKV + PROJ - shared * 2 * 8 * HIDDEN
+    if modules == "qv":
+        attention = QKV - shared * 2 * 8 * HIDDEN if shared else 8 * 2 * (2 * HIDDEN)
     feed_forward = GATE_UP + DOWN - shared * 8 * HIDDEN
     assert trained == LAYERS * (attention + (feed_forward if modules == "all" else 0))
     several = prepare(lora(name, lora_modules=modules, lora_adapters=4)).layout
@@ -712,3 +715,19 @@ def test_recomputed_layers_run_eager_where_their_forward_cannot_be_traced() -> N
     assert fused("prime-rl", "none")
     assert not fused("prime-rl", "full")
     assert fused("torchtitan", "full")
+
+
+def test_pairs_of_queries_and_values_alone_are_half_of_attentions() -> None:
+    """Neither keys nor the output projection have one."""
+    ops = {m: adapters_of(lora("transformers", lora_modules=m)) for m in ("attention", "qv")}
+    launches = {m: [sum(op.kernels for op in each) for each in both] for m, both in ops.items()}
+    assert launches["qv"] == [n / 2 for n in launches["attention"]]
+    layer = prepare(lora("transformers", lora_modules="qv")).layout.stage_blocks[0][1]
+    assert any(op.name == "attention/qkv.lora" for op in layer.forward)
+    assert not any(op.name.startswith("attention/proj.lora") for op in layer.forward)
+
+
+def test_latent_attention_has_no_pair_of_values() -> None:
+    table = lora("transformers").model_dump(mode="json")
+    with pytest.raises(InputError, match="latent attention"):
+        make_scenario({**table, "model": "deepseek-v2-lite", "training": {**table["training"], "lora_modules": "qv"}})

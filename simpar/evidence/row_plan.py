@@ -318,6 +318,8 @@ def _adapters(text: str, precision: str, framework: FrameworkSpec) -> dict[str, 
     table: dict[str, Any] = {"trainable": "lora", "lora_rank": int(rank[1]) if rank else 16}
     if re.search(r"all attention and MLP|all.linear|every linear", text, re.IGNORECASE):
         table["lora_modules"] = "all"
+    elif re.search(r"\bq(_proj)?\s*(,|and|\+|/|&)\s*v(_proj)?\b", text, re.IGNORECASE):
+        table["lora_modules"] = "qv"
     if several or "several adapters" in text:
         table["lora_adapters"] = int(several[1]) if several else _SEVERAL_ADAPTERS
     base = _first(((r"nf4|qlora|4-?bit", "nf4"), (r"int8|8-?bit base", "int8")), f"{text} {precision}")

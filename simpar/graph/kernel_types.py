@@ -57,7 +57,7 @@ class KernelPlan:
     row_probability_bytes: float = 4.0
     autocast: bool = False
     autocast_powers: bool = False
-    adapter_copies: Literal["", "attention", "all"] = ""
+    adapter_copies: Literal["", "attention", "qv", "all"] = ""
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

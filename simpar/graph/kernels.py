@@ -75,8 +75,8 @@ def _product(layer: Layer, node: Einsum | Convolution, plan: KernelPlan) -> Kern
     A frozen one keeps nothing, but each low-rank pair beside it what it reads: where that was cast to fp32 and back, a copy.
     """
     if plan.adapter_copies and adapted(node, plan.adapter_copies):
-        name = node.inputs[0]
-        return Kernel(node, keeps=(Kept(f"{node.name}_adapter_in", layer.tensor[name].axes, HALF * node.linears),))
+        axes, copies = layer.tensor[node.inputs[0]].axes, HALF * adapters(node, plan.adapter_copies)
+        return Kernel(node, keeps=(Kept(f"{node.name}_adapter_in", axes, copies),))
     if read := cast_inputs(layer, node, plan):
         return Kernel(node, keeps=(Kept(f"{node.name}_cast_in", layer.tensor[node.inputs[0]].axes, HALF * read),))
     return Kernel(node, keeps=tuple(_keep(layer, name, _input_bytes(layer, name, plan)) for name in node.inputs))
@@ -93,10 +93,16 @@ def cast_inputs(layer: Layer, node: Node, plan: KernelPlan) -> int:
 
 
 def adapted(node: Node, modules: str) -> TypeGuard[Einsum]:
-    """Whether a low-rank pair sits beside a product where `modules` ("attention" or "all") have them."""
+    """Whether a low-rank pair sits beside a product where `modules` ("attention", "qv" or "all") have them."""
     if not isinstance(node, Einsum) or not node.weight or node.wide:
         return False
-    return modules == "all" or node.module == "attention"
+    makes_values = node.linears == 3 or node.name.endswith("/qkv")
+    return modules == "all" or (node.module == "attention" and (modules == "attention" or makes_values))
+
+
+def adapters(node: Einsum, modules: str) -> int:
+    """Linears of an adapted product that have a pair: of queries, keys and values two under "qv"."""
+    return 2 if modules == "qv" and node.linears == 3 else node.linears
 
 
 def _convolution(layer: Layer, node: Convolution, plan: KernelPlan) -> Kernel:

@@ -14,6 +14,7 @@ from simpar.specs.models_io import load_model, table_names
 from simpar.specs.scenario import Scenario
 
 ATTENTION: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
+QV: Final = ("q_proj", "v_proj")
 ALL: Final = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
 _PLAIN: Final[dict[str, Any]] = {
     "plan.pp": 1, "plan.virtual_stages": 1, "plan.microbatch_group_size": None, "plan.ep": 1, "plan.overlap_tp": False,
@@ -103,7 +104,7 @@ def hub_name(scenario: Scenario) -> str:
 
 def lora_modules(scenario: Scenario) -> list[str]:
     """Names of the matmuls with an adapter, as Llama-like models have them."""
-    return list(ALL if scenario.training.lora_modules == "all" else ATTENTION)
+    return list({"all": ALL, "qv": QV}.get(scenario.training.lora_modules, ATTENTION))
 
 
 def replicas_and_shards(scenario: Scenario) -> tuple[int, int]:
@@ -119,6 +120,7 @@ __all__ = [
     "ALL",
     "ATTENTION",
     "HUB",
+    "QV",
     "accumulation",
     "data_comment",
     "fine_tunes",

@@ -13,7 +13,7 @@ from simpar.errors import InputError, Violation
 from simpar.interop.axolotl import OPTIMIZERS
 from simpar.interop.carried import Imported, Reading, settled, settled_on_gpus
 from simpar.interop.deepspeed_import import layout
-from simpar.interop.finetune import ALL, ATTENTION
+from simpar.interop.finetune import ALL, ATTENTION, QV
 from simpar.interop.resolved import model_named, nested, whole
 
 _KERNELS: Final = {
@@ -279,10 +279,11 @@ class _Run:
         every = bool(self.table.get("lora_target_linear")) or bool(
             names & {"all", "all-linear", "gate_proj", "up_proj", "down_proj"}
         )
-        if not every and names != set(ATTENTION):
-            text = ", ".join(sorted(names)) or "peft's default"
-            self.warnings.append(f"adapters on {text}: taken to be on the four matmuls of attention")
-        training |= {"trainable": "lora", "lora_rank": self.number("rank", 16), "lora_modules": "all" if every else "attention"}
+        # peft's default of Llama and its like (utils/constants.py TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING).
+        modules = "all" if every else "qv" if names <= set(QV) else "attention"
+        if modules == "attention" and names != set(ATTENTION):
+            self.warnings.append(f"adapters on {', '.join(sorted(names))}: taken to be on the four matmuls of attention")
+        training |= {"trainable": "lora", "lora_rank": self.number("rank", 16), "lora_modules": modules}
         bits = self.table.get("quantization_bit") or (4 if self.get("4bit") or kind == "qlora" else 8 if self.get("8bit") else 0)
         twice = self.table.get("double_quantization", self.get("nested"))
         training["base_weights"] = {4: "nf4-double" if twice else "nf4", 8: "int8"}.get(bits, "auto")

@@ -7,6 +7,8 @@ from typing import Any, Final
 
 from simpar.errors import InputError, Violation
 from simpar.interop.finetune import (
+    ATTENTION,
+    QV,
     accumulation,
     data_comment,
     fine_tunes,
@@ -90,7 +92,8 @@ def configuration(scenario: Scenario) -> dict[str, Any]:
         prefix = "qlora" if training.base_weights.startswith("nf4") else "lora"
         model = {
             "_component_": f"torchtune.models.{module}.{prefix}_{builder}",
-            "lora_attn_modules": ["q_proj", "k_proj", "v_proj", "output_proj"], "apply_lora_to_mlp": training.lora_modules == "all",
+            "lora_attn_modules": list(QV) if training.lora_modules == "qv" else [*ATTENTION[:3], "output_proj"],
+            "apply_lora_to_mlp": training.lora_modules == "all",
             "lora_rank": training.lora_rank, "lora_alpha": 2 * training.lora_rank,
         }  # fmt: skip
     found: dict[str, Any] = {

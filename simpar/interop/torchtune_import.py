@@ -10,6 +10,7 @@ from typing import Any, Final
 from simpar.boundary import parse_yaml, reader
 from simpar.errors import InputError, Violation
 from simpar.interop.carried import Imported, Reading, settled
+from simpar.interop.finetune import QV
 from simpar.interop.resolved import model_named, nested, preset, whole
 from simpar.interop.torchtune import OPTIMIZERS
 
@@ -123,12 +124,13 @@ def _adapters(t: dict[str, Any], builder: str, reading: Reading, file: str) -> d
     if not name.startswith(("lora_", "qlora_")):
         return {}
     every, modules = bool(nested(t, "model.apply_lora_to_mlp")), set(nested(t, "model.lora_attn_modules", _ATTENTION))
-    if modules != _ATTENTION:
+    chosen = "all" if every else "qv" if modules == set(QV) else "attention"
+    if modules != _ATTENTION and chosen != "qv":
         reading.warnings.append(f"adapters on {', '.join(sorted(modules))}: taken to be on the four matmuls of attention")
     quantised = name.startswith("qlora_") or nested(t, "model.quantize_base")
     return {
         "trainable": "lora", "lora_rank": whole(nested(t, "model.lora_rank", 8), "model.lora_rank", file),
-        "lora_modules": "all" if every else "attention", "base_weights": "nf4-double" if quantised else "auto",
+        "lora_modules": chosen, "base_weights": "nf4-double" if quantised else "auto",
     }  # fmt: skip
 
 

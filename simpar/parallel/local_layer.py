@@ -9,7 +9,7 @@ from typing import Final
 from simpar.graph.casts import QUANTIZE
 from simpar.graph.differentiate import kept, needs_input_gradient
 from simpar.graph.kernel_types import Kept, Kernel
-from simpar.graph.kernels import adapted, cast_inputs, is_product, kernels
+from simpar.graph.kernels import adapted, adapters, cast_inputs, is_product, kernels
 from simpar.graph.ledger import attended, node_flops
 from simpar.graph.rematerialise import Cut, Recompute, cut
 from simpar.graph.shard import Layout, Shards
@@ -199,7 +199,14 @@ class LocalLayer:
 
     def pairs(self, node: Einsum) -> int:
         """Low-rank pairs beside a product."""
-        return 1 if self.options.kernels.library.adapters == "packed" else node.linears
+        return 1 if self.options.kernels.library.adapters == "packed" else adapters(node, self.options.lora_modules)
+
+    def lora_share(self, node: Einsum) -> float:
+        """Share of a product's outputs that have a pair: all, or those of queries and values in linears of their own."""
+        if self.options.lora_modules != "qv" or self.pairs(node) == 1:
+            return 1.0
+        parts = [self.layer.volume(part) for part in self.layer.axis[self.axes(node.outputs[0])[-1]].parts]
+        return 1.0 - parts[1] / sum(parts) if len(parts) == 3 else 2.0 / 3.0
 
     def frozen(self, kernel: Kernel) -> bool:
         """Whether a product trains nothing: it keeps no input."""
@@ -230,6 +237,7 @@ class LocalLayer:
         """
         layout = self.layout(node)
         width, source = (self.shards.local(self.axes(name), layout) for name in (node.outputs[0], node.inputs[0]))
+        width *= self.lora_share(node)
         pairs, scaled = self.pairs(node), 0.0 if self.options.kernels.library.fused_residual else 4.0
         moved = scaled * width + 6.0 * (pairs * source if backward else width)
         return MemoryWork("residual", moved, 2 * pairs, self.options.memory_implementation)
@@ -248,7 +256,7 @@ class LocalLayer:
     def lora(self, node: Einsum, direction: Direction) -> Work:
         """All low-rank matmuls of `node` as one of their summed width (n + k columns of the rank; k for each pair)."""
         whole, rank = self.product(node, direction), self.options.lora_rank
-        width = whole.n + self.pairs(node) * whole.k
+        width = round(whole.n * self.lora_share(node)) + self.pairs(node) * whole.k
         if isinstance(whole, GroupedGemm):
             return GroupedGemm(whole.groups, whole.tokens, rank, width, "bf16", direction, whole.accumulate_fp32)
         return Gemm(whole.m, rank, width, "bf16", direction)
@@ -260,7 +268,7 @@ class LocalLayer:
         assert isinstance(node, Einsum)
         whole = self.product(node, "forward")
         groups = whole.groups if isinstance(whole, GroupedGemm) else 1
-        return float(groups * self.options.lora_rank * (whole.n + self.pairs(node) * whole.k))
+        return float(groups * self.options.lora_rank * (round(whole.n * self.lora_share(node)) + self.pairs(node) * whole.k))
 
     # -- memory --------------------------------------------------------------------------------------------------------
 

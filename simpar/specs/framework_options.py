@@ -54,6 +54,10 @@ def option_conflicts(scenario: Scenario, spec: FrameworkSpec) -> Iterator[Violat
         yield Violation("plan.zero_stage", 3, rule, "0, 1 or 2")
     if plan.offload.parameters and plan.zero_stage < 3:
         yield Violation("plan.offload.parameters", True, "needs weights that are gathered for each layer", "plan.zero_stage = 3")
+    if training.lora_modules == "qv" and getattr(scenario.model, "mla", None):
+        yield Violation(
+            "training.lora_modules", "qv", "latent attention has no matmul of queries or values alone", "attention or all"
+        )
     if training.trainable == "all":
         for name, default in (("base_weights", "auto"), ("lora_adapters", 1), ("lora_modules", "attention")):
             if (value := getattr(training, name)) != default:

@@ -144,8 +144,9 @@ class TrainingSpec(Spec):
     """What has gradients: everything or low-rank adapters."""
     lora_rank: Annotated[int, Field(gt=0)] = 16
     """Of the adapters."""
-    lora_modules: Literal["attention", "all"] = "attention"
-    """Matmuls with a low-rank pair: those of attention, or every one of a layer (experts included, the router not)."""
+    lora_modules: Literal["attention", "qv", "all"] = "attention"
+    """Matmuls with a low-rank pair: the four of attention, those of queries and values alone (qv, peft's default; where one matmul
+    makes keys too, that one), or every one of a layer (experts included, the router not)."""
     lora_adapters: Annotated[int, Field(gt=0)] = 1
     """Adapters that are held and updated side by side; a token passes through one of them."""
     base_weights: Literal["auto", "int8", "nf4", "nf4-double"] = "auto"
