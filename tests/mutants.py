@@ -160,7 +160,7 @@ MUTANTS = (
     Mutant("p90 is p95", "simpar/statistics.py", "np.quantile(size, 0.9)", "np.quantile(size, 0.95)", (SURFACE,)),
     # -- search
     Mutant("undercut the wrong way round", "simpar/searching/evaluation.py",
-           "np.equal if exact else np.less_equal", "np.equal if exact else np.greater_equal", (SURFACE,)),
+           "(self.rows <= prices[row]).all(axis=1)", "(self.rows >= prices[row]).all(axis=1)", (SURFACE,)),
     Mutant("a closed design is opened again", "simpar/searching/closed.py", "if found.name in self.known:", "if False:",
            ("tests/test_search_store.py::test_a_search_killed_inside_its_parts_goes_on_there",)),
     Mutant("ranks of a mixed cluster hold fewer layers than they have time for", "simpar/searching/mixed_branch.py",
