@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 from simpar.costs.block_price import BlockPrice
 from simpar.costs.gloo import check_seconds
@@ -23,8 +24,12 @@ class HostTimes:
     """Host seconds of the blocks of `layout`, each counted once; `price` gives a block's kernels."""
 
     def __init__(self, layout: Layout, price: Callable[[LocalBlock, str], BlockPrice]) -> None:
-        self._layout, self._price, self._ahead = layout, price, runs_ahead(layout)
+        self._layout, self._price = layout, price
         self._launched: dict[tuple[int, str], float] = {}
+
+    @cached_property
+    def _ahead(self) -> bool:
+        return runs_ahead(self._layout)
 
     def seconds(self, block: LocalBlock, phase: str) -> float:
         """To launch the kernels of one phase, or its share of both passes where the host runs ahead."""
