@@ -100,11 +100,12 @@ def test_selected_modules_change_what_runs_again_and_nothing_else(name: str) -> 
     pricing, draw = branch_of(name).pricing, random.Random(7)
     for choice in (c for c in (random_choice(pricing.space, draw) for _ in range(4)) if c is not None):
         of = (choice.group, choice.micro_batch_size, choice.variant)
+        state, again = pricing.kinds_of_states(choice.variant)[-1], pricing._selected(*of)
+        blocks = pricing._locals(pricing.probe(*of, "none", state))
         for each in pricing.space.selections:
-            state = pricing.kinds_of_states(choice.variant)[-1]
-            (again, blocks), probed = pricing._recomputing(*of, each), pricing.probe(*of, each, state)
+            probed = pricing.probe(*of, each, state)
             for local, recomputes in blocks.values():
-                kept = replace(local.options, recompute=again or local.options.recompute)
+                kept = replace(local.options, recompute=again[each])
                 assert not recomputes or pricing.kinds.encoders or kept == probed.options, (str(choice), each)
             assert {local.layer for local, _ in blocks.values()} >= set(probed.network.layers), (str(choice), each)
 

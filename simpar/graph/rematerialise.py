@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from simpar.graph.differentiate import kept, makers
 from simpar.graph.kernel_types import KernelPlan
 from simpar.graph.types import Attention, Einsum, Elementwise, Layer, Node, Norm, Permute, View
@@ -76,6 +79,22 @@ def cut(layer: Layer, plan: KernelPlan, recompute: Recompute) -> Cut:
     repeated = _between(layer, plan, dropped)
     order = tuple(node.name for node in layer.nodes if node.name in repeated)
     return Cut(frozenset(dropped), order, entries=_entries(layer, repeated, saved))
+
+
+@lru_cache(maxsize=4096)
+def staying(
+    layer: Layer, plan: KernelPlan, recomputes: tuple[Recompute, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...], NDArray[np.float64]]:
+    """(Tensors that kernels may keep, what enters what runs again, shares of both that stay [recomputes, tensors])."""
+    cuts = [cut(layer, plan, each) for each in recomputes]
+    names, entered = tuple(kept(layer, plan)), tuple(dict.fromkeys(name for made in cuts for name in made.entries))
+    found = np.zeros((len(cuts), len(names) + len(entered)))
+    for row, made, each in zip(found, cuts, recomputes, strict=True):
+        shares = dict(made.kept_parts)
+        if not each.full:
+            row[: len(names)] = [0.0 if name in made.dropped else shares.get(name, 1.0) for name in names]
+        row[len(names) :] = [shares.get(name, 1.0) if name in made.entries else 0.0 for name in entered]
+    return names, entered, found
 
 
 def _entries(layer: Layer, repeated: set[str], saved: Container[str]) -> tuple[str, ...]:

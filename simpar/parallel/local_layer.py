@@ -6,12 +6,15 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from simpar.graph.casts import QUANTIZE
 from simpar.graph.differentiate import kept, needs_input_gradient
 from simpar.graph.kernel_types import Kept, Kernel
 from simpar.graph.kernels import adapted, adapters, cast_inputs, is_product, kernels
 from simpar.graph.ledger import attended, node_flops
-from simpar.graph.rematerialise import Cut, Recompute, cut
+from simpar.graph.rematerialise import Cut, Recompute, cut, staying
 from simpar.graph.shard import Layout, Shards
 from simpar.graph.types import Attention, Convolution, Custom, Einsum, Layer, Loss, Node, Norm, Scan
 from simpar.parallel.split_options import SplitOptions
@@ -312,24 +315,20 @@ class LocalLayer:
 
     def saved(self) -> tuple[tuple[tuple[str, float], ...], float]:
         """(what stays saved, what is alive only during the backward)."""
-        tensors, (entries, stays) = self._tensors, self._staying(self.cut, full=self.options.recompute.full)
+        tensors, made, shares = self._tensors, self.cut, dict(self.cut.kept_parts)
+        entries = tuple((name, self.entry_bytes(name) * shares.get(name, 1.0)) for name in made.entries)
+        stays: tuple[tuple[str, float], ...] = ()
+        if not self.options.recompute.full:
+            stays = tuple((name, amount * shares.get(name, 1.0)) for name, amount in tensors.items() if name not in made.dropped)
         # What runs again starts from tensors that the kernels keep or do not keep.
         again = sum(tensors.values()) - sum(amount for name, amount in entries if name in tensors)
         return (*entries, *stays), again - sum(amount for _, amount in stays)
 
-    def saved_bytes(self, recompute: Recompute) -> float:
-        """What stays saved where this is recomputed instead."""
-        entries, stays = self._staying(cut(self.layer, self.options.kernels, recompute), full=recompute.full)
-        return sum(amount for _, amount in (*entries, *stays))
-
-    def _staying(self, made: Cut, *, full: bool) -> tuple[tuple[tuple[str, float], ...], tuple[tuple[str, float], ...]]:
-        """(what enters what runs again, kept tensors that a cut leaves), bytes."""
-        shares, dropped = dict(made.kept_parts), made.dropped
-        entries = tuple((name, self.entry_bytes(name) * shares.get(name, 1.0)) for name in made.entries)
-        if full:
-            return entries, ()
-        stays = tuple((name, amount * shares.get(name, 1.0)) for name, amount in self._tensors.items() if name not in dropped)
-        return entries, stays
+    def saved_bytes(self, recomputes: tuple[Recompute, ...]) -> NDArray[np.float64]:
+        """What stays saved where each of these is recomputed instead, float array [recomputes]."""
+        names, entered, shares = staying(self.layer, self.options.kernels, recomputes)
+        amounts = [*(self._tensors.get(name, 0.0) for name in names), *(self.entry_bytes(name) for name in entered)]
+        return np.asarray(shares @ np.array(amounts))
 
     def entry_bytes(self, tensor: str) -> float:
         """Bytes of what enters the layer."""

@@ -205,7 +205,7 @@ class MemoryFloors:
                 before, slack = self._passes(plain, full.counts)
                 more = full.least(np.maximum(sum(self._passes(table, full.counts)) - before - slack, 0.0))
                 found = np.where(fits, np.minimum(found, more), found)
-        if any(self.space._full[:2]) or self.space._full[2]:
+        if any(self.space._full) and not self.space.merges(variant):
             left = room - full.held @ self.pricing.held(group, batch, variant, "none")
             found = np.minimum(found, self._by_layers(group, batch, variant, full, left, found > 0.0))
         return found

@@ -72,8 +72,7 @@ class Pricing:
         self._columns: dict[object, tuple[Column, Column]] = {}
         self._held: dict[object, FloatArray] = {}
         self._held_tables: dict[bytes, BlockTable] = {}
-        self._again: dict[tuple[str, str], Recompute] = {}
-        self._last_blocks: tuple[object, Locals] | None = None
+        self._again: dict[tuple[str, bool], dict[str, Recompute]] = {}
         self._weights: dict[object, BlockTable] = {}
         self._by_state: dict[str, tuple[State, ...]] = {}
         self._state_prices: dict[object, StatePricer] = {}
@@ -173,31 +172,27 @@ class Pricing:
 
     def held(self, group: Group, batch: int, variant: Variant, recompute: str) -> FloatArray:
         """Bytes that blocks of each kind keep from forward to backward, whatever runs beside what and wherever ranks sit."""
-        key = (group.tp, group.cp, group.ep, group.etp, group.pp > 1, batch, self.holding(variant), recompute)
-        if key not in self._held:
-            again, blocks = self._recomputing(group, batch, variant, recompute)
-            found = np.zeros(self.kinds.count) if recompute == "none" else self.held(group, batch, variant, "none").copy()
+        key = (group.tp, group.cp, group.ep, group.etp, group.pp > 1, batch, self.holding(variant))
+        if (*key, recompute) not in self._held:
+            whole = recompute not in ("none", *self.space.selections) or bool(self.kinds.encoders)
+            blocks = self._locals(
+                self.probe(group, batch, variant, recompute if whole else "none", self.kinds_of_states(variant)[-1])
+            )
+            # Selected modules change what runs again and nothing else (`Job.options`): blocks are looked at once for all of them.
+            again = {} if whole else self._selected(group, batch, variant)
+            found = np.zeros((len(again) or 1, self.kinds.count))
             for kind, (local, recomputes) in blocks.items():
-                if recomputes or recompute == "none":
-                    found[kind] = local.saved_bytes(again or local.options.recompute)
-            self._held[key] = found
-        return self._held[key]
+                found[:, kind] = local.saved_bytes(tuple(again.values()) if again and recomputes else (local.options.recompute,))
+            self._held |= {(*key, name): row for name, row in zip(again or (recompute,), found, strict=True)}
+        return self._held[*key, recompute]
 
-    def _recomputing(self, group: Group, batch: int, variant: Variant, recompute: str) -> tuple[Recompute | None, Locals]:
-        """Blocks of a mesh, and what runs again of them; none = what their options say.
-
-        Selected modules change what runs again and nothing else (`Job.options`), the same on every mesh.
-        """
-        selected = recompute.startswith("selective") and not self.kinds.encoders
-        name = (group, batch, variant, "none" if selected else recompute)
-        if self._last_blocks is None or self._last_blocks[0] != name:
-            self._last_blocks = (name, self._locals(self.probe(*name, self.kinds_of_states(variant)[-1])))
-        if not selected:
-            return None, self._last_blocks[1]
-        key = (recompute, variant.precision)
+    def _selected(self, group: Group, batch: int, variant: Variant) -> dict[str, Recompute]:
+        """What runs again of every set of modules, the same on all meshes but for exchanges of experts."""
+        key = (variant.precision, group.ep > 1)
         if key not in self._again:
-            self._again[key] = self.probe(group, batch, variant, recompute).options.recompute
-        return self._again[key], self._last_blocks[1]
+            names = dict.fromkeys(("none", *self.space.selections))
+            self._again[key] = {name: self.probe(group, batch, variant, name).options.recompute for name in names}
+        return self._again[key]
 
     def _locals(self, layout: Layout) -> Locals:
         kinds, lasting = block_kinds(layout.network, self.kinds), self._lasting(layout)
