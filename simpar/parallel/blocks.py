@@ -124,6 +124,15 @@ def op_lists(layer: Layer, options: SplitOptions) -> tuple[tuple[LocalOp, ...], 
     return forward, backward.done()
 
 
+def span_lists(layer: Layer, options: SplitOptions, span: range) -> tuple[tuple[LocalOp, ...], tuple[LocalOp, ...]]:
+    """Of `op_lists` without recomputation what nodes at these positions do."""
+    lists, forward, backward = Lists(layer, options), OpList(), OpList()
+    lists.put_forward(forward, span=span)
+    if not options.frozen:
+        lists.put_backward(backward, None, span)
+    return forward.done(), backward.done()
+
+
 @lru_cache(maxsize=65536)
 def split_block(layer: Layer, options: SplitOptions) -> LocalBlock:
     """`layer` on one rank under `options`."""

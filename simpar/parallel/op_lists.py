@@ -30,9 +30,10 @@ class Lists(LocalLayer):
 
     # -- forward -------------------------------------------------------------------------------------------------------
 
-    def put_forward(self, ops: OpList, only: frozenset[str] | None = None) -> None:
-        """Append the forward, or the nodes in `only` and the collectives on the way to what they make."""
-        for position, node in enumerate(self.layer.nodes):
+    def put_forward(self, ops: OpList, only: frozenset[str] | None = None, span: range | None = None) -> None:
+        """Append the forward, or the nodes in `only` and the collectives to what they make; `span`: at these positions."""
+        for position in span or range(len(self.layer.nodes)):
+            node = self.layer.nodes[position]
             wanted = only is None or node.name in only
             stretch = self.entry.get(position)
             if stretch is not None and self._gathers(stretch, only):
@@ -249,9 +250,10 @@ class Lists(LocalLayer):
 
     # -- backward ------------------------------------------------------------------------------------------------------
 
-    def put_backward(self, ops: OpList, weight_ops: OpList | None) -> None:
-        """Append the backward; with `weight_ops` the weight gradients go there instead (zero bubble)."""
-        for position in range(len(self.layer.nodes) - 1, -1, -1):
+    def put_backward(self, ops: OpList, weight_ops: OpList | None, span: range | None = None) -> None:
+        """Append the backward, or that of a `span` of positions; with `weight_ops` the weight gradients go there instead (zero
+        bubble)."""
+        for position in reversed(span or range(len(self.layer.nodes))):
             node = self.layer.nodes[position]
             if isinstance(node, Permute) and not node.back:
                 self._exchange(node, ops, backward=True)

@@ -255,15 +255,20 @@ def has_experts(block: Layer) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def expert_branch(block: Layer) -> object:
-    """The nodes from the norm before a block's experts to the sum after them, with the axes of what they make: of blocks that are
-    alike in it the experts' part is the same. Nothing of a block without experts."""
+def expert_span(block: Layer) -> range:
+    """Positions of the nodes from the norm before a block's experts to the sum after them; none of a block without experts."""
     at = [index for index, node in enumerate(block.nodes) if node.name.startswith("moe")]
     if not at:
-        return None
+        return range(0)
     first = next((i for i in range(at[0], -1, -1) if isinstance(block.nodes[i], Norm)), 0)
     sums = (i for i, node in enumerate(block.nodes) if i > at[-1] and isinstance(node, Elementwise) and node.op == "residual")
-    nodes = block.nodes[first : next(sums, len(block.nodes)) + 1]
+    return range(first, next(sums, len(block.nodes) - 1) + 1)
+
+
+@lru_cache(maxsize=4096)
+def expert_branch(block: Layer) -> object:
+    """The nodes of `expert_span`, with the axes of what they make: of blocks that are alike in it the experts' part is the same."""
+    nodes = tuple(block.nodes[position] for position in expert_span(block))
     return nodes, tuple(block.axis[axis] for node in nodes for name in node.outputs for axis in block.tensor[name].axes)
 
 
@@ -366,6 +371,6 @@ class Composition:
 
 
 __all__ = [
-    "PHASES", "BlockTable", "Column", "Composition", "Kinds", "block_kinds", "expert_branch", "has_experts", "plain_blocks",
-    "serial_seconds",
+    "PHASES", "BlockTable", "Column", "Composition", "Kinds", "block_kinds", "expert_branch", "expert_span", "has_experts",
+    "plain_blocks", "serial_seconds",
 ]  # fmt: skip

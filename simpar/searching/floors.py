@@ -11,10 +11,10 @@ import numpy as np
 
 from simpar.costs.host import least_launches
 from simpar.costs.pricer import LayoutPricer
-from simpar.parallel.blocks import op_lists
+from simpar.parallel.blocks import op_lists, span_lists
 from simpar.parallel.layout import Layout
 from simpar.program.program import FloatArray
-from simpar.searching.blocks import expert_branch, has_experts, plain_blocks, serial_seconds
+from simpar.searching.blocks import expert_branch, expert_span, has_experts, plain_blocks, serial_seconds
 from simpar.searching.choice import Group, Variant
 
 if TYPE_CHECKING:
@@ -129,7 +129,8 @@ class Floors:
                     found[:, kind] = found[:, same] if experts else 0.0
                     continue
             busy: dict[str, float] = {}
-            for row, ops in enumerate(op_lists(block, layout.options)):
+            lists = span_lists(block, layout.options, expert_span(block)) if expert else op_lists(block, layout.options)
+            for row, ops in enumerate(lists):
                 # Gradients of all weights are summed in one op: of experts they are as many as expert parallelism leaves.
                 summed = [experts and op.name.startswith("accumulation") for op in ops]
                 seconds = [0.0 if no else pricer.op_price(op).seconds for op, no in zip(ops, summed, strict=True)]
