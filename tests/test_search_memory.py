@@ -104,10 +104,10 @@ def test_selected_modules_change_what_runs_again_and_nothing_else(name: str) -> 
         blocks = pricing._locals(pricing.probe(*of, "none", state))
         for each in pricing.space.selections:
             probed = pricing.probe(*of, each, state)
-            for local, recomputes in blocks.values():
-                kept = replace(local.options, recompute=again[each])
+            for _, options, recomputes in blocks.values():
+                kept = replace(options, recompute=again[each])
                 assert not recomputes or pricing.kinds.encoders or kept == probed.options, (str(choice), each)
-            assert {local.layer for local, _ in blocks.values()} >= set(probed.network.layers), (str(choice), each)
+            assert {block for block, _, _ in blocks.values()} >= set(probed.network.layers), (str(choice), each)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from simpar.costs.kernels import KernelModel
 from simpar.costs.pricer import LayoutPricer
 from simpar.engine.effects import expected_load_factor
 from simpar.graph.rematerialise import Recompute
+from simpar.graph.types import Layer
 from simpar.parallel.data import StateBytes, state_memory
 from simpar.parallel.layout import Layout
 from simpar.parallel.local_layer import LocalLayer
@@ -55,8 +56,8 @@ if TYPE_CHECKING:
 
 ONE_STAGE = Pipeline(1, "1f1b", EVEN, None)
 NOTHING = Offload(0.0, False)
-Locals = dict[int, tuple[LocalLayer, bool]]
-"""Of each kind of block one rank's share, and whether the plan's recomputation is for it."""
+Locals = dict[int, tuple[Layer, SplitOptions, bool]]
+"""Each kind of block, how it is split, and whether the plan's recomputation is for it."""
 
 
 class Pricing:
@@ -172,17 +173,20 @@ class Pricing:
 
     def held(self, group: Group, batch: int, variant: Variant, recompute: str) -> FloatArray:
         """Bytes that blocks of each kind keep from forward to backward, whatever runs beside what and wherever ranks sit."""
-        key = (group.tp, group.cp, group.ep, group.etp, group.pp > 1, batch, self.holding(variant))
+        of = (group.tp, group.cp, group.pp > 1, batch, self.holding(variant))
+        key = (*of, group.ep, group.etp)
         if (*key, recompute) not in self._held:
             whole = recompute not in ("none", *self.space.selections) or bool(self.kinds.encoders)
-            blocks = self._locals(
-                self.probe(group, batch, variant, recompute if whole else "none", self.kinds_of_states(variant)[-1])
-            )
+            layout = self.probe(group, batch, variant, recompute if whole else "none", self.kinds_of_states(variant)[-1])
             # Selected modules change what runs again and nothing else (`Job.options`): blocks are looked at once for all of them.
             again = {} if whole else self._selected(group, batch, variant)
             found = np.zeros((len(again) or 1, self.kinds.count))
-            for kind, (local, recomputes) in blocks.items():
-                found[:, kind] = local.saved_bytes(tuple(again.values()) if again and recomputes else (local.options.recompute,))
+            for kind, (block, options, recomputes) in self._locals(layout).items():
+                name = (kind, *(key if has_experts(block) else of), whole and recompute)
+                if name not in self._held:
+                    every = tuple(again.values()) if again and recomputes else (options.recompute,)
+                    self._held[name] = LocalLayer(block, options).saved_bytes(every)
+                found[:, kind] = self._held[name]
             self._held |= {(*key, name): row for name, row in zip(again or (recompute,), found, strict=True)}
         return self._held[*key, recompute]
 
@@ -196,9 +200,9 @@ class Pricing:
 
     def _locals(self, layout: Layout) -> Locals:
         kinds, lasting = block_kinds(layout.network, self.kinds), self._lasting(layout)
-        found = {kind: (LocalLayer(block, layout.options if again else lasting), again) for kind, block, again in kinds}
+        found = {kind: (block, layout.options if again else lasting, again) for kind, block, again in kinds}
         encoders = encoder_kinds(layout.network, self.kinds).items()
-        return found | {kind: (LocalLayer(e.layer, layout.encoder_options(e)), True) for kind, e in encoders}
+        return found | {kind: (e.layer, layout.encoder_options(e), True) for kind, e in encoders}
 
     def held_table(self, group: Group, batch: int, variant: Variant, recompute: str) -> BlockTable:
         """A table of nothing but what blocks keep, see `held`."""
