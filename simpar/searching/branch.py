@@ -109,9 +109,9 @@ class Branch:
             heapq.heappush(self.heap, (key, simplicity, next(self._tick), kind, payload, count, bound, design))
 
     def _reject(self, bound: float, device_bytes: float, design: MeshKey) -> str:
-        if self.incumbents.late(np.array(bound)):
+        if self.incumbents.late(bound):
             return CONSTRAINT
-        return BOUND if self.incumbents.beaten(np.array(bound), np.array(device_bytes), design) else ""
+        return BOUND if self.incumbents.beats(self.incumbents.rank(bound, device_bytes), design) else ""
 
     def _settle(self, reason: str, count: int, design: Design | None = None) -> None:
         """Account for layouts, of a design where they are of one: rejected, or kept where there is no reason."""
@@ -453,7 +453,7 @@ class Branch:
         if need > self.incumbents.level:
             return MEMORY
         value = self.incumbents.rank(time_s, need) if self.examine is None else self.examine(choice, time_s, need)
-        if value is None or self.incumbents.late(np.array(time_s)):
+        if value is None or self.incumbents.late(time_s):
             return CONSTRAINT
         scored = Scored(choice, time_s, need, value)
         self._scored.add(choice)

@@ -185,7 +185,7 @@ class Incumbents:
         self.skipped = min(self.skipped, bound_s)
         return True
 
-    def late(self, time_s: FloatArray) -> NDArray[np.bool_]:
+    def late(self, time_s: FloatArray | float) -> NDArray[np.bool_]:
         """Which step times are not wanted at all."""
         return np.asarray(time_s * (1.0 - SLACK) > self.largest_s)
 

@@ -123,7 +123,7 @@ class MixedBranch:
             return
         if bound == inf:
             self.account.rejected[MEMORY] += count
-        elif self.incumbents.late(np.array(bound)):
+        elif self.incumbents.late(bound):
             self.account.rejected[CONSTRAINT] += count
         else:
             # A front, and a rank by memory, want every layout that fits: their bounds say nothing of bytes.
@@ -250,7 +250,7 @@ class MixedBranch:
             return SIMULATED_MEMORY
         time_s, need = result.step_time_s, result.worst_rank.device_bytes
         value = self.incumbents.rank(time_s, need) if self.examine is None else self.examine(choice, time_s, need)
-        if value is None or self.incumbents.late(np.array(time_s)):
+        if value is None or self.incumbents.late(time_s):
             return CONSTRAINT
         self.incumbents.timed(choice, bound, time_s)
         scored = Scored(choice, time_s, need, value)
