@@ -130,18 +130,19 @@ def test_saved_activations_of_a_layer_with_norms_in_chains(shape: Shape, recompu
 
 
 class Adapted(torch.nn.Module):
-    """A frozen linear with a low-rank pair beside it."""
+    """A frozen linear with a low-rank pair beside it, which (wide) reads what was cast to fp32 and back, as peft's under FSDP."""
 
-    def __init__(self, base: torch.nn.Linear, rank: int) -> None:
+    def __init__(self, base: torch.nn.Linear, rank: int, *, wide: bool) -> None:
         super().__init__()
-        self.base = base.requires_grad_(False)
+        self.base, self.wide = base.requires_grad_(False), wide
         self.a, self.b = (
             torch.nn.Linear(i, o, bias=False, dtype=torch.bfloat16)
             for i, o in ((base.in_features, rank), (rank, base.out_features))
         )
 
     def forward(self, x: Any) -> Any:
-        return self.base(x) + self.b(self.a(x)) * 2.0
+        read = x.float().to(x.dtype) if self.wide else x
+        return self.base(x) + self.b(self.a(read)) * 2.0
 
 
 @dataclass
@@ -170,7 +171,7 @@ def test_most_that_a_layers_backward_holds(framework: str, adapted: bool, recomp
     if adapted:
         layer.requires_grad_(False)
         for name in ("wq", "wk", "wv", "wo"):
-            setattr(layer.attention, name, Adapted(getattr(layer.attention, name), 4))
+            setattr(layer.attention, name, Adapted(getattr(layer.attention, name), 4, wide=framework == "transformers"))
     x = torch.zeros(1, tokens, shape.hidden, dtype=torch.bfloat16, requires_grad=True)
     live = PeakBytes()
     live.ignore(*layer.parameters(), x)

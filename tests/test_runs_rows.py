@@ -534,10 +534,10 @@ def test_a_trainer_under_deepspeed_runs_as_deepspeed(stated: str, fsdp: str, nam
     [
         ("Liger norm, rotary and activation", True),
         ("no liger", False),
-        ("foak-fast-kernels; Liger fused linear cross entropy", False),
+        ("foak-fast-kernels; Liger fused linear cross entropy", ("norm", "rope")),
     ],
 )
-def test_a_library_s_kernels_are_read_beside_16_bit_weights(notes: str, fused: bool) -> None:
+def test_a_library_s_kernels_are_read_beside_16_bit_weights(notes: str, fused: bool | tuple[str, ...]) -> None:
     given = row(framework="HF Trainer", precision="bf16 (pure)", tp=1, pp=1, vpp=None, dp=64, zero_stage=0, sp=None, notes=notes)
     scenario = run_of(given).scenario
     assert scenario is not None
@@ -669,6 +669,23 @@ def test_adapters_are_where_a_run_says(task: str, modules: str) -> None:
     run = run_of(row(task=task, framework="transformers", framework_version="2025-06"))
     assert run.scenario is not None, run.skipped
     assert run.scenario.training.lora_modules == modules
+
+
+@pytest.mark.parametrize(
+    ("task", "precision", "dropout", "pure"),
+    [
+        ("lora rank 8", "bf16", 0.0, None),
+        ("lora rank 8 with dropout 0.05", "bf16", 0.05, None),
+        ("lora rank 8, lora_dropout 0.1", "bf16 (pure)", 0.1, None),
+        ("lora rank 8", "bf16 (pure, no autocast)", 0.0, True),
+    ],
+)
+def test_adapters_compute_as_a_run_says(task: str, precision: str, dropout: float, pure: bool | None) -> None:
+    """16-bit weights that are frozen say nothing of autocast."""
+    run = run_of(row(task=task, precision=precision, framework="transformers", framework_version="2025-06", dp=64, tp=1, pp=1,
+                     vpp=None, sp=None, zero_stage=0))  # fmt: skip
+    assert run.scenario is not None, run.skipped
+    assert (run.scenario.training.lora_dropout, run.scenario.training.pure_bf16) == (dropout, pure)
 
 
 def test_a_dense_model_that_is_tuned_has_no_router() -> None:

@@ -15,7 +15,7 @@ from simpar.costs.pricer import LayoutPricer
 from simpar.errors import InputError
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.layout import Layout
-from simpar.parallel.work import LocalOp, MemoryWork
+from simpar.parallel.work import Gemm, LocalOp, MemoryWork
 from simpar.result.gathers import Gathers
 from simpar.result.ideal import ideal_seconds as result_ideal
 from simpar.result.memory import static_state
@@ -399,8 +399,10 @@ def adapters_of(scenario: Scenario) -> tuple[list[LocalOp], list[LocalOp]]:
 
 
 @pytest.mark.torch
-def test_adapters_of_peft_are_fp32_under_autocast() -> None:
-    """peft tuners/lora/layer.py, Linear.forward, beside a 16-bit weight: kernels, bytes of the casts and what is kept."""
+@pytest.mark.parametrize("dropout", [0.0, 0.05])
+@pytest.mark.parametrize("autocast", [True, False])
+def test_adapters_of_peft_are_fp32(autocast: bool, dropout: float) -> None:
+    """peft tuners/lora/layer.py, Linear.forward, beside a 16-bit weight: kernels, bytes they move and what is kept."""
     torch = pytest.importorskip("torch")
     mode = pytest.importorskip("torch.utils._python_dispatch").TorchDispatchMode
     seen: list[tuple[str, int]] = []
@@ -408,8 +410,10 @@ def test_adapters_of_peft_are_fp32_under_autocast() -> None:
     class Seen(mode):  # type: ignore[misc]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             made = func(*args, **(kwargs or {}))
-            if (name := func._schema.name) in ("aten::_to_copy", "aten::mm", "aten::mul", "aten::add"):
-                seen.append((name, args[0].nbytes + made.nbytes))
+            name = func._schema.name.removeprefix("aten::")
+            if name in ("mm", "_to_copy", "mul", "add") or "dropout" in name:
+                tensors = [t for t in (*args, *(made if isinstance(made, tuple) else (made,))) if isinstance(t, torch.Tensor)]
+                seen.append((name, sum(t.nbytes for t in tensors)))
             return made
 
     tokens, k, n, r = 32, 64, 128, 8
@@ -421,10 +425,16 @@ def test_adapters_of_peft_are_fp32_under_autocast() -> None:
         kept[t.data_ptr()] = t.nbytes
         return t
 
-    linear = torch.nn.functional.linear
-    inner = x * 1.0
-    with Seen(), torch.autocast("cpu", torch.bfloat16), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        out = linear(inner, base) + linear(linear(inner.to(a.dtype), a), b) * 2.0
+    linear, inner = torch.nn.functional.linear, x * 1.0
+    with (
+        Seen(),
+        torch.autocast("cpu", torch.bfloat16, enabled=autocast),
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t),
+    ):
+        read = inner.to(a.dtype)
+        if dropout:
+            read = torch.native_dropout(read, dropout, True)[0]
+        out = (linear(inner, base) + linear(linear(read, a), b) * 2.0).to(torch.bfloat16)
     forward, gradient = list(seen), torch.zeros_like(out)
     seen.clear()
     with Seen():
@@ -432,27 +442,38 @@ def test_adapters_of_peft_are_fp32_under_autocast() -> None:
     backward = list(seen)
     assert inner.data_ptr() not in kept
     kept.pop(base.data_ptr())
-    assert sum(kept.values()) == 2 * (tokens * k + tokens * r + r * (k + n))  # a copy of x, A x, both weights in 16 bits
+    width = 2 if autocast else 4  # a copy of x, A x, both weights, and which elements are dropped
+    assert sum(kept.values()) == width * (tokens * k + tokens * r + r * (k + n)) + (tokens * k if dropout else 0)
 
-    usual = small("transformers", version="2026-07", plan={"recompute": "none"}, trainable="lora", lora_rank=r, lora_modules="all")
-    for ops, found in zip(adapters_of(usual), (forward, backward), strict=True):
+    usual = small("transformers", version="2026-07", plan={"recompute": "none"}, trainable="lora", lora_rank=r, lora_modules="all",
+                  lora_dropout=dropout, pure_bf16=None if autocast else True)  # fmt: skip
+    sources, outputs = TOKENS * (3 * HIDDEN + HIDDEN + 2 * HIDDEN + FFN), TOKENS * (3 * HIDDEN + HIDDEN + 2 * FFN + HIDDEN)
+    for back, (ops, found) in enumerate(zip(adapters_of(usual), (forward, backward), strict=True)):
         assert sum(op.kernels for op in ops) == 7 * (len(found) - 1)  # less the frozen product itself
-        casts = [op.work for op in ops if ".cast" in op.name]
-        assert sum(bytes_ for name, bytes_ in found if name == "aten::_to_copy") == 12 * tokens * k + 6 * r * (k + n)
-        sources = TOKENS * (3 * HIDDEN + HIDDEN + 2 * HIDDEN + FFN)
-        assert sum(w.bytes_moved for w in casts if isinstance(w, MemoryWork)) == 12 * sources + 6 * (QKV + PROJ + GATE_UP + DOWN)
+        # Of the input: casts of 6 bytes, what drops, and backward the sum of its two gradients. Of both weights: casts. The rest is
+        # of the output.
+        of_input = (12 if autocast else 6) * tokens * k + sum(moved for name, moved in found if "dropout" in name)
+        of_input += back * 6 * tokens * k
+        of_weights = 6 * r * (k + n) * autocast
+        of_output = sum(moved for name, moved in found if name != "mm") - of_input - of_weights
+        expected = of_input * sources / (tokens * k) + of_output * outputs / (tokens * n)
+        expected += 6 * (QKV + PROJ + GATE_UP + DOWN) * autocast
+        assert sum(op.work.bytes_moved for op in ops if isinstance(op.work, MemoryWork)) == pytest.approx(expected)
     saved = dict(prepare(usual).layout.stage_blocks[0][1].saved)
     copies = {"attention/qkv": 3 * HIDDEN, "attention/proj": HIDDEN, "mlp/fc1": 2 * HIDDEN, "mlp/fc2": FFN}
-    assert {name: saved[f"{name}_adapter_in"] for name in copies} == {name: 2 * TOKENS * k for name, k in copies.items()}
+    each = width + (1 if dropout else 0)
+    assert {name: saved[f"{name}_adapter_in"] for name in copies} == {name: each * TOKENS * k for name, k in copies.items()}
     assert "input_norm_out" not in saved
+    products = [op.work for op in adapters_of(usual)[0] if isinstance(op.work, Gemm)]
+    assert {w.dtype for w in products} == {"bf16" if autocast else "fp32"}
 
 
 @pytest.mark.parametrize(("changes", "kernels"), [
-    ({"version": "2024-04"}, 4), ({"plan": {"zero_stage": 3}, "gpus": 2}, 4), ({"base_weights": "nf4"}, 4), ({"compile": True}, 4),
-    ({"pure_bf16": True}, 4), ({}, 8),
+    ({"version": "2024-04"}, 4), ({"plan": {"zero_stage": 3}, "gpus": 2}, 8), ({"base_weights": "nf4"}, 4), ({"compile": True}, 4),
+    ({"plan": {"zero_stage": 2}, "gpus": 2}, 4), ({"pure_bf16": True}, 6), ({}, 8),
 ])  # fmt: skip
 def test_adapters_of_16_bits_cast_nothing(changes: dict[str, Any], kernels: int) -> None:
-    """Before peft 0.11, of shards that mixed precision gathers in 16 bits, under bitsandbytes and where a run says so."""
+    """Before peft 0.11, under DeepSpeed, bitsandbytes or a compiler; FSDP's shards are fp32 where the pair asks for their type."""
     chosen = small("transformers", **{"version": "2026-07", **changes}, trainable="lora", lora_modules="all")
     forward, _ = adapters_of(chosen)
     assert sum(op.kernels for op in forward) == 7 * kernels

@@ -264,6 +264,9 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
     if dtype := re.search(r"fp32|bf16|fp16", str(row.get("grad_dtype") or "")):
         table["gradient_dtype"] = dtype[0]
     if task.startswith("lora"):
+        # 16-bit weights that are frozen say nothing of the adapters; whether these are multiplied under autocast may stand there.
+        if not re.search(r"no autocast|without autocast", f"{row.get('precision')} {row.get('notes')}", re.IGNORECASE):
+            table.pop("pure_bf16", None)
         table |= _adapters(f"{task} {row.get('notes') or ''}", str(row.get("precision") or ""), framework)
     return table, notes
 
@@ -291,12 +294,9 @@ def _states(row: Row, framework: FrameworkSpec, optimizer: str) -> dict[str, Any
     table: dict[str, Any] = {}
     library = re.search(r"(?<!no )(?<!without )\b(?:liger|unsloth)\b", re.sub(r"\([^)]*\)", "", texts), re.IGNORECASE)
     layers = re.search(r"transformer ?engine('s)? layers", str(row.get("framework") or ""), re.IGNORECASE)
-    if (
-        (library or layers)
-        and not re.search(r"\bfoak\b", texts, re.IGNORECASE)  # fms-acceleration's kernels leave the activation to torch
-        and "fused_kernels" in framework.conventions.abilities
-    ):
-        table["fused_kernels"] = True
+    plugin = re.search(r"\bfoak\b", texts, re.IGNORECASE)  # fms-acceleration's kernels leave the activation to torch
+    if (library or layers or plugin) and "fused_kernels" in framework.conventions.abilities:
+        table["fused_kernels"] = ["norm", "rope"] if plugin else True
     whole = re.search(r"weights and \w+ states bf16", str(row.get("precision") or "")) is not None
     sharded = framework.optimizer.sharded_weights_fp32 and row.get("zero_stage") == 3 and not whole
     if (
@@ -320,6 +320,8 @@ def _adapters(text: str, precision: str, framework: FrameworkSpec) -> dict[str, 
         table["lora_modules"] = "all"
     elif re.search(r"\bq(_proj)?\s*(,|and|\+|/|&)\s*v(_proj)?\b", text, re.IGNORECASE):
         table["lora_modules"] = "qv"
+    if dropped := re.search(r"lora[\w ,-]*?dropout (?:of )?(0?\.\d+)", text, re.IGNORECASE):
+        table["lora_dropout"] = float(dropped[1])
     if several or "several adapters" in text:
         table["lora_adapters"] = int(several[1]) if several else _SEVERAL_ADAPTERS
     base = _first(((r"nf4|qlora|4-?bit", "nf4"), (r"int8|8-?bit base", "int8")), f"{text} {precision}")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Final, Literal
+from typing import Final
 
+from simpar.graph.pairs import Pairs
 from simpar.graph.types import Node
 from simpar.specs.framework_policies import Kernels
 from simpar.specs.losses import FUSED
@@ -38,7 +39,7 @@ class KernelPlan:
         row_probability_bytes: of the routing probability that comes with each row of an expert.
         autocast: weights of fp32 under autocast: embeddings, norms and sums make fp32, products cast what they multiply to 16 bits.
         autocast_powers: autocast computes powers in fp32, and so what is made of them.
-        adapter_copies: modules whose matmuls have low-rank pairs that read copies of their own, see `Kernels.adapters`.
+        pairs: how low-rank pairs beside frozen products compute; None where there are none.
     """
 
     library: Kernels = field(default_factory=Kernels)
@@ -57,7 +58,7 @@ class KernelPlan:
     row_probability_bytes: float = 4.0
     autocast: bool = False
     autocast_powers: bool = False
-    adapter_copies: Literal["", "attention", "qv", "all"] = ""
+    pairs: Pairs | None = None
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Final, TypeGuard
+from typing import Any, Final
 
 from simpar.graph.kernel_types import HALF, Axes, Kept, Kernel, KernelPlan, Traffic
 from simpar.graph.types import (
@@ -72,11 +72,11 @@ def _in_fp32(name: str, axes: Axes, plan: KernelPlan) -> tuple[Kept, Kept]:
 def _product(layer: Layer, node: Einsum | Convolution, plan: KernelPlan) -> Kernel:
     """A product keeps its operands: the weight is there anyway, the input in the format in which it is multiplied.
 
-    A frozen one keeps nothing, but each low-rank pair beside it what it reads: where that was cast to fp32 and back, a copy.
+    A frozen one keeps nothing, but each low-rank pair beside it what it reads: where that was cast or elements are dropped, a copy.
     """
-    if plan.adapter_copies and adapted(node, plan.adapter_copies):
-        axes, copies = layer.tensor[node.inputs[0]].axes, HALF * adapters(node, plan.adapter_copies)
-        return Kernel(node, keeps=(Kept(f"{node.name}_adapter_in", axes, copies),))
+    if (pairs := plan.pairs) and pairs.kept and pairs.adapted(node):
+        axes = layer.tensor[node.inputs[0]].axes
+        return Kernel(node, keeps=(Kept(f"{node.name}_adapter_in", axes, pairs.kept * pairs.of(node)),))
     if read := cast_inputs(layer, node, plan):
         return Kernel(node, keeps=(Kept(f"{node.name}_cast_in", layer.tensor[node.inputs[0]].axes, HALF * read),))
     return Kernel(node, keeps=tuple(_keep(layer, name, _input_bytes(layer, name, plan)) for name in node.inputs))
@@ -90,19 +90,6 @@ def cast_inputs(layer: Layer, node: Node, plan: KernelPlan) -> int:
     summed = isinstance(made_by, Elementwise) and made_by.op in ("residual", "dropout")
     norm = isinstance(made_by, Norm) and not made_by.over
     return node.linears if made_by is None or norm or summed else 0
-
-
-def adapted(node: Node, modules: str) -> TypeGuard[Einsum]:
-    """Whether a low-rank pair sits beside a product where `modules` ("attention", "qv" or "all") have them."""
-    if not isinstance(node, Einsum) or not node.weight or node.wide:
-        return False
-    makes_values = node.linears == 3 or node.name.endswith("/qkv")
-    return modules == "all" or (node.module == "attention" and (modules == "attention" or makes_values))
-
-
-def adapters(node: Einsum, modules: str) -> int:
-    """Linears of an adapted product that have a pair: of queries, keys and values two under "qv"."""
-    return 2 if modules == "qv" and node.linears == 3 else node.linears
 
 
 def _convolution(layer: Layer, node: Convolution, plan: KernelPlan) -> Kernel:

@@ -8,7 +8,16 @@ from typing import Any, Final
 
 from simpar.errors import InputError, Violation
 from simpar.interop import huggingface
-from simpar.interop.finetune import accumulation, data_comment, fine_tunes, hub_name, lora_modules, replicas_and_shards, rules
+from simpar.interop.finetune import (
+    LIGER_KEYS,
+    accumulation,
+    data_comment,
+    fine_tunes,
+    hub_name,
+    lora_modules,
+    replicas_and_shards,
+    rules,
+)
 from simpar.interop.launch import rank_map, sbatch, torchrun
 from simpar.interop.meaning import data_ranks, meaning, recompute_of
 from simpar.interop.nanotron import yaml_text
@@ -64,6 +73,7 @@ def configuration(scenario: Scenario) -> dict[str, Any]:
         found |= {
             "adapter": "qlora" if quantised.startswith("nf4") else "lora", "lora_r": training.lora_rank,
             "lora_alpha": 2 * training.lora_rank, "lora_target_modules": lora_modules(scenario),
+            "lora_dropout": training.lora_dropout,
             "load_in_4bit": quantised.startswith("nf4"), "load_in_8bit": quantised == "int8",
         }  # fmt: skip
     found |= _kernels(scenario) | _sharding(scenario)
@@ -74,8 +84,7 @@ def _kernels(scenario: Scenario) -> dict[str, Any]:
     training, plugins, found = scenario.training, [], {}  # type: Any, list[str], dict[str, Any]
     if training.fused_kernels or training.cross_entropy in ("fused", "linear"):
         plugins.append(_LIGER)
-    if training.fused_kernels:
-        found |= {"liger_rope": True, "liger_rms_norm": True, "liger_glu_activation": True}
+    found |= {f"liger_{key}": True for ours, key in LIGER_KEYS.items() if training.fuses(ours)}
     if training.cross_entropy == "tiled":
         plugins.append(_CUT)
     if (key := _LOSSES.get(training.cross_entropy)) is not None:

@@ -12,6 +12,7 @@ from simpar.specs.counts import resolved_dp
 from simpar.specs.model import TransformerSpec
 from simpar.specs.models_io import load_model, table_names
 from simpar.specs.scenario import Scenario
+from simpar.specs.training import FusedKernel
 
 ATTENTION: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
 QV: Final = ("q_proj", "v_proj")
@@ -22,6 +23,10 @@ _PLAIN: Final[dict[str, Any]] = {
     "training.lora_adapters": 1, "training.dropout": 0.0,
 }  # fmt: skip
 """What none of them has a setting for, and the one value that it runs."""
+LIGER: Final[dict[FusedKernel, str]] = {"norm": "rms_norm", "rope": "rope", "activation": "swiglu"}
+"""Kernels of the Liger library by the names of its own switches, which the Trainer hands on (liger_kernel_config)."""
+LIGER_KEYS: Final = {**LIGER, "activation": "glu_activation"}
+"""The same by axolotl's keys (liger_...)."""
 HUB: Final = {
     "llama2-7b": "meta-llama/Llama-2-7b-hf", "llama2-13b": "meta-llama/Llama-2-13b-hf", "llama2-70b": "meta-llama/Llama-2-70b-hf",
     "llama3.1-8b": "meta-llama/Llama-3.1-8B", "llama3.1-70b": "meta-llama/Llama-3.1-70B",
@@ -120,6 +125,8 @@ __all__ = [
     "ALL",
     "ATTENTION",
     "HUB",
+    "LIGER",
+    "LIGER_KEYS",
     "QV",
     "accumulation",
     "data_comment",

@@ -13,13 +13,14 @@ from simpar.errors import InputError, Violation
 from simpar.interop.axolotl import OPTIMIZERS
 from simpar.interop.carried import Imported, Reading, settled, settled_on_gpus
 from simpar.interop.deepspeed_import import layout
-from simpar.interop.finetune import ALL, ATTENTION, QV
+from simpar.interop.finetune import ALL, ATTENTION, LIGER, LIGER_KEYS, QV
 from simpar.interop.resolved import model_named, nested, whole
 
 _KERNELS: Final = {
     "flash_attention_2": "fa2", "fa2": "fa2", "flash_attention_3": "fa3", "fa3": "fa3", "eager": "unfused", "disabled": "unfused",
     "flex_attention": "flex", "sdpa": "auto", "auto": "auto", "None": "auto",
 }  # fmt: skip
+_LIGER: Final = (*LIGER.values(), "cross_entropy", "fused_linear_cross_entropy")
 _EVERY: Final = {"all", "all-linear", *ALL} - set(ATTENTION)
 _BY_NAME: Final = {
     **{name: ours for ours, name in OPTIMIZERS.items() if ours != "adam"},
@@ -72,7 +73,7 @@ DIALECTS: Final[dict[str, _Dialect]] = {
             "bf16": "bf16", "fp16": "fp16", "packing": "sample_packing", "attention": "attn_implementation", "rank": "lora_r",
             "targets": "lora_target_modules", "deepspeed": "deepspeed", "fsdp": "fsdp", "fsdp_config": "fsdp_config",
             "tp": "tensor_parallel_size", "cp": "context_parallel_size", "shards": "dp_shard_size", "replicas": "dp_replicate_size",
-            "4bit": "load_in_4bit", "8bit": "load_in_8bit",
+            "4bit": "load_in_4bit", "8bit": "load_in_8bit", "dropout": "lora_dropout",
         },
         {"length": 512, "micro": 1, "bf16": "auto", "nested": True},
         ("rl", "reward_model", "process_reward_model", "unfrozen_parameters", "relora", "relora_steps", "lisa_n_layers", "qat",
@@ -86,7 +87,7 @@ DIALECTS: Final[dict[str, _Dialect]] = {
         "llama-factory",
         {
             **_TRAINER, "length": "cutoff_len", "packing": "packing", "attention": "flash_attn", "rank": "lora_rank",
-            "targets": "lora_target", "liger": "enable_liger_kernel", "pure": "pure_bf16",
+            "targets": "lora_target", "liger": "enable_liger_kernel", "pure": "pure_bf16", "dropout": "lora_dropout",
         },
         {"length": 2048, "micro": 8, "rank": 8, "targets": "all", "nested": True, "checkpointing": True,
          "attention": "auto", "pure": False},
@@ -103,8 +104,9 @@ DIALECTS: Final[dict[str, _Dialect]] = {
             **_TRAINER, "length": "max_length", "packing": "packing", "attention": "attn_implementation", "rank": "lora_r",
             "targets": "lora_target_modules", "liger": "use_liger_kernel", "nested": "use_bnb_nested_quant",
             "offload": "activation_offloading", "4bit": "load_in_4bit", "8bit": "load_in_8bit", "dtype": "dtype",
+            "dropout": "lora_dropout",
         },
-        {"length": 1024, "micro": 8, "checkpointing": True, "bf16": "auto", "dtype": "float32"},
+        {"length": 1024, "micro": 8, "checkpointing": True, "bf16": "auto", "dtype": "float32", "dropout": 0.05},
         ("beta", "max_prompt_length", "num_generations", "reward_model_path", "teacher_model_name_or_path"),
         (*_SHARED, "use_dora", "padding_free"),
         ("use_peft", False),
@@ -253,13 +255,10 @@ class _Run:
 
     def _losses(self) -> dict[str, Any]:
         if self.get("liger"):  # transformers integrations/liger.py: fused_linear_cross_entropy unless told otherwise
-            return {"fused_kernels": True, "cross_entropy": "linear"}
-        found: dict[str, Any] = {}
-        kernels = [bool(self.table.get(f"liger_{part}")) for part in ("rope", "rms_norm", "glu_activation")]
-        if any(kernels):
-            found["fused_kernels"] = True
-        if any(kernels) and not all(kernels):
-            self.warnings.append("Liger's kernels for rotary embedding, norm and activation: all three are taken to be on")
+            on = {key: nested(self.table, f"liger_kernel_config.{key}", key != "cross_entropy") for key in _LIGER}
+            loss = "linear" if on["fused_linear_cross_entropy"] else "fused" if on["cross_entropy"] else "auto"
+            return {"fused_kernels": [ours for ours, key in LIGER.items() if on[key]], "cross_entropy": loss}
+        found: dict[str, Any] = {"fused_kernels": [k for k, key in LIGER_KEYS.items() if self.table.get(f"liger_{key}")]}
         plugins = [str(p) for p in self.table.get("plugins") or ()]
         for name, ours in (("liger_fused_linear_cross_entropy", "linear"), ("liger_cross_entropy", "fused"),
                            ("chunked_cross_entropy", "chunked"), ("flash_attn_cross_entropy", "fused")):  # fmt: skip
@@ -284,6 +283,7 @@ class _Run:
         if modules == "attention" and names != set(ATTENTION):
             self.warnings.append(f"adapters on {', '.join(sorted(names))}: taken to be on the four matmuls of attention")
         training |= {"trainable": "lora", "lora_rank": self.number("rank", 16), "lora_modules": modules}
+        training["lora_dropout"] = self.get("dropout") or 0.0
         bits = self.table.get("quantization_bit") or (4 if self.get("4bit") or kind == "qlora" else 8 if self.get("8bit") else 0)
         twice = self.table.get("double_quantization", self.get("nested"))
         training["base_weights"] = {4: "nf4-double" if twice else "nf4", 8: "int8"}.get(bits, "auto")

@@ -10,6 +10,7 @@ from typing import Any, Final
 from simpar.errors import InputError, Violation
 from simpar.interop import deepspeed
 from simpar.interop.finetune import (
+    LIGER,
     accumulation,
     data_comment,
     fine_tunes,
@@ -95,8 +96,10 @@ def training_arguments(scenario: Scenario) -> dict[str, Any]:
         "torch_compile": bool(meaning(scenario)["training.compile"]),
         # FSDP checkpoints by itself (accelerate.yaml); both would recompute twice.
         "gradient_checkpointing": full and (plan.zero_stage != 3 or uses_deepspeed(scenario)),
-        "use_liger_kernel": training.fused_kernels, "max_grad_norm": 1.0,
+        "use_liger_kernel": bool(training.fused_kernels), "max_grad_norm": 1.0,
     }  # fmt: skip
+    if not isinstance(training.fused_kernels, bool) and training.fused_kernels:
+        found["liger_kernel_config"] = {key: training.fuses(ours) for ours, key in LIGER.items()}
     if uses_deepspeed(scenario):
         found["deepspeed"] = "deepspeed.json"
     return found
@@ -118,7 +121,7 @@ def sft_arguments(scenario: Scenario) -> dict[str, Any]:
             "use_peft": True, "lora_r": training.lora_rank, "lora_alpha": 2 * training.lora_rank,
             "lora_target_modules": lora_modules(scenario), "load_in_8bit": training.base_weights == "int8",
             "load_in_4bit": training.base_weights.startswith("nf4"), "bnb_4bit_quant_type": "nf4",
-            "use_bnb_nested_quant": training.base_weights == "nf4-double",
+            "use_bnb_nested_quant": training.base_weights == "nf4-double", "lora_dropout": training.lora_dropout,
         }  # fmt: skip
     return found
 

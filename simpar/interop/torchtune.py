@@ -95,6 +95,7 @@ def configuration(scenario: Scenario) -> dict[str, Any]:
             "lora_attn_modules": list(QV) if training.lora_modules == "qv" else [*ATTENTION[:3], "output_proj"],
             "apply_lora_to_mlp": training.lora_modules == "all",
             "lora_rank": training.lora_rank, "lora_alpha": 2 * training.lora_rank,
+            "lora_dropout": training.lora_dropout,
         }  # fmt: skip
     found: dict[str, Any] = {
         "output_dir": "out", "model": model,

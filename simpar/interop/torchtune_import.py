@@ -131,6 +131,7 @@ def _adapters(t: dict[str, Any], builder: str, reading: Reading, file: str) -> d
     return {
         "trainable": "lora", "lora_rank": whole(nested(t, "model.lora_rank", 8), "model.lora_rank", file),
         "lora_modules": chosen, "base_weights": "nf4-double" if quantised else "auto",
+        "lora_dropout": nested(t, "model.lora_dropout", 0.0),
     }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from typing import Final
 from simpar.graph.ledger import node_flops
 from simpar.graph.rematerialise import Recompute
 from simpar.graph.types import Attention, Layer
+from simpar.parallel.adapters import trained_weights
 from simpar.parallel.backward_peak import transient
 from simpar.parallel.op_lists import Lists
 from simpar.parallel.split_options import SplitOptions
@@ -149,7 +150,7 @@ def split_block(layer: Layer, options: SplitOptions) -> LocalBlock:
         transient=transient(lists), deferred=lists.deferred(),
         dense_parameters=sum(amount for experts, amount in held if not experts),
         expert_parameters=sum(amount for experts, amount in held if experts),
-        lora_parameters=sum(lists.lora_weights(node) for node in layer.nodes), frozen_parameters=0.0, frozen_experts=0.0,
+        lora_parameters=sum(trained_weights(lists, node) for node in layer.nodes), frozen_parameters=0.0, frozen_experts=0.0,
         model_flops=sum(flops.values()),
         attention_flops=sum(flops[node.name] for node in layer.nodes if isinstance(node, Attention)),
         repeated_flops=sum(flops[n] for n in frozenset(lists.cut.repeated)) + sum(flops[n] * s for n, s in lists.cut.parts),

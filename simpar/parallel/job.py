@@ -9,6 +9,7 @@ from typing import Any
 from simpar.graph.casts import GATHERED, engine_casts
 from simpar.graph.kernel_types import KernelPlan
 from simpar.graph.rematerialise import Recompute
+from simpar.parallel.adapters import pairs_of_run
 from simpar.parallel.data import StateBytes
 from simpar.parallel.degrees import Degrees
 from simpar.parallel.split_options import SplitOptions
@@ -99,17 +100,16 @@ class Job:
         """Which kernels the framework runs layers with."""
         training, plan, spec = self.training, self.plan, self.framework
         own, compiled = spec.kernels, self.compiled
-        library = compiled or training.fused_kernels
         model, tokens = self.scenario.model, training.micro_batch_size * training.sequence_length / plan.cp
         width = (float(model.vocab_size), float(model.hidden_size)) if isinstance(model, TransformerSpec) else (1.0, 1.0)
         loss = loss_of(spec, training.cross_entropy, compiled=compiled, tp=plan.tp, sizes=(tokens, *width))
-        fp8, quantised = training.precision in _FP8, training.base_weights != "auto"
+        fp8 = training.precision in _FP8
         narrow = fp8 and (not own.saves_gathered_input or training.precision in own.narrow_inputs)
         here: dict[str, Any] = {
-            "fused_activation": own.fused_activation or library,
+            "fused_activation": own.fused_activation or compiled or training.fuses("activation"),
             "fused_residual": own.fused_residual or compiled,
-            "fused_norm": own.fused_norm or library,
-            "fused_rope": own.fused_rope or library,
+            "fused_norm": own.fused_norm or compiled or training.fuses("norm"),
+            "fused_rope": own.fused_rope or compiled or training.fuses("rope"),
             # A graph over whole layers holds no split by tokens per expert on the host: biases go into the grouped kernels.
             "fused_expert_bias": own.fused_expert_bias or (training.cuda_graphs and training.cuda_graph_scope == "layer"),
             "fused_clamp": own.fused_clamp or compiled,
@@ -140,16 +140,14 @@ class Job:
             and training.trainable == "all"
             and training.precision in ("bf16", "fp16"),
             autocast_powers=spec.optimizer.autocast and training.precision in ("bf16", "fp16"),
-            # bitsandbytes layers of peft cast nothing under autocast (tuners/lora/bnb.py), a compiler joins the two casts.
-            adapter_copies=training.lora_modules if self._fp32_adapters and not (quantised or compiled) else "",
+            pairs=pairs_of_run(training, own, wide=self._fp32_adapters, compiled=compiled),
         )
 
     @property
     def _fp32_adapters(self) -> bool:
         """Whether low-rank pairs are of fp32 beside 16-bit weights."""
-        training = self.training
-        chosen = self.framework.kernels.adapters == "autocast" and training.trainable == "lora" and self.plan.zero_stage == 0
-        return chosen and not training.pure_bf16 and not self._full_precision
+        chosen = self.framework.kernels.adapters == "fp32" and self.training.trainable == "lora" and self.plan.zero_stage in (0, 3)
+        return chosen and not self._full_precision
 
     @property
     def _loss_parallel(self) -> bool:
@@ -218,7 +216,6 @@ class Job:
             casts=self.casts,
             dispatch_bytes=1.0 if training.precision in _FP8 and own.fp8_dispatch else 2.0,
             lora_rank=training.lora_rank if training.trainable == "lora" else 0,
-            lora_modules=training.lora_modules,
             dequantised_bytes=BASE_BYTES.get(training.base_weights, -2.0) + 2.0,
             # A fully sharded rank holds the gradients of a whole group (result/memory.py), a frozen weight has none.
             weight_gradients="none" if whole else own.weight_gradients,

@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from simpar.graph.casts import QUANTIZE
 from simpar.graph.differentiate import kept, needs_input_gradient
 from simpar.graph.kernel_types import Kept, Kernel
-from simpar.graph.kernels import adapted, adapters, cast_inputs, is_product, kernels
+from simpar.graph.kernels import cast_inputs, is_product, kernels
 from simpar.graph.ledger import attended, node_flops
 from simpar.graph.rematerialise import Cut, Recompute, cut, staying
 from simpar.graph.shard import Layout, Shards
 from simpar.graph.types import Attention, Convolution, Custom, Einsum, Layer, Loss, Node, Norm, Scan
+from simpar.parallel.adapters import pairs_of
 from simpar.parallel.split_options import SplitOptions
-from simpar.parallel.work import AttentionWork, Direction, Gemm, GroupedGemm, KernelWork, MemoryWork, Work, fused
+from simpar.parallel.work import AttentionWork, Direction, Gemm, GroupedGemm, KernelWork, MemoryWork, fused
 
 SOFTMAX_BATCHES: Final = 4
 """What batch times heads must divide by for Megatron's softmax kernel, else torch's chain runs (model/fused_softmax.py)."""
@@ -196,25 +197,10 @@ class LocalLayer:
         elements = self.shards.local(self.axes(kernel.node.inputs[0]), self.layout(kernel.node))
         return MemoryWork("copy", elements * each, 1, self.options.memory_implementation)
 
-    def adapted(self, node: Node) -> bool:
-        """Whether a low-rank pair sits beside a product."""
-        return self.options.lora_rank > 0 and adapted(node, self.options.lora_modules)
-
-    def pairs(self, node: Einsum) -> int:
-        """Low-rank pairs beside a product."""
-        return 1 if self.options.kernels.library.adapters == "packed" else adapters(node, self.options.lora_modules)
-
-    def lora_share(self, node: Einsum) -> float:
-        """Share of a product's outputs that have a pair: all, or those of queries and values in linears of their own."""
-        if self.options.lora_modules != "qv" or self.pairs(node) == 1:
-            return 1.0
-        parts = [self.layer.volume(part) for part in self.layer.axis[self.axes(node.outputs[0])[-1]].parts]
-        return 1.0 - parts[1] / sum(parts) if len(parts) == 3 else 2.0 / 3.0
-
     def frozen(self, kernel: Kernel) -> bool:
         """Whether a product trains nothing: it keeps no input."""
         node = kernel.node
-        return self.options.lora_rank > 0 and isinstance(node, Einsum) and bool(node.weight) and not self.adapted(node)
+        return self.options.lora_rank > 0 and isinstance(node, Einsum) and bool(node.weight) and pairs_of(self, node) is None
 
     def dequantise(self, node: Product) -> MemoryWork | None:
         """The kernel that turns a quantised weight into 16 bits; none where it is no layer's matrix or not quantised."""
@@ -232,48 +218,6 @@ class LocalLayer:
         read = cast_inputs(self.layer, node, plan)
         moved = 6.0 * (read * self.shards.local(self.axes(node.inputs[0]), self.layout(node)) + self.shards.weights(node))
         return MemoryWork("cast", moved, read + count * (2 if node.bias else 1), self.options.memory_implementation)
-
-    def lora_add(self, node: Einsum, *, backward: bool) -> MemoryWork:
-        """The pair's output scaled and added to the matmul's; backward the gradient scaled, and the two of the input added.
-
-        peft tuners/lora/layer.py, Linear.forward: result + B(A(x)) * scaling; one kernel each unless a compiler joins them.
-        """
-        layout = self.layout(node)
-        width, source = (self.shards.local(self.axes(name), layout) for name in (node.outputs[0], node.inputs[0]))
-        width *= self.lora_share(node)
-        pairs, scaled = self.pairs(node), 0.0 if self.options.kernels.library.fused_residual else 4.0
-        moved = scaled * width + 6.0 * (pairs * source if backward else width)
-        return MemoryWork("residual", moved, 2 * pairs, self.options.memory_implementation)
-
-    def lora_casts(self, node: Einsum) -> MemoryWork | None:
-        """Casts around the pairs of a product under autocast, the same in either direction; none where there are none.
-
-        What a pair reads to fp32 and back to 16 bits, its two weights to 16 bits; backward the gradients of these the other way.
-        """
-        if not self.options.kernels.adapter_copies:
-            return None
-        pairs, source = self.pairs(node), self.shards.local(self.axes(node.inputs[0]), self.layout(node))
-        moved = 12.0 * pairs * source + 6.0 * self.lora_weights(node)
-        return MemoryWork("cast", moved, 4 * pairs, self.options.memory_implementation)
-
-    def lora(self, node: Einsum, direction: Direction) -> Work:
-        """All low-rank matmuls of `node` as one of their summed width (n + k columns of the rank; k for each pair)."""
-        whole, rank = self.product(node, direction), self.options.lora_rank
-        width = round(whole.n * self.lora_share(node)) + self.pairs(node) * whole.k
-        if isinstance(whole, GroupedGemm):
-            return GroupedGemm(whole.groups, whole.tokens, rank, width, "bf16", direction, whole.accumulate_fp32)
-        return Gemm(whole.m, rank, width, "bf16", direction)
-
-    def lora_weights(self, node: Node) -> float:
-        """Trained weights beside `node`: r (k + n), of several pairs r k each."""
-        if not self.adapted(node):
-            return 0.0
-        assert isinstance(node, Einsum)
-        whole = self.product(node, "forward")
-        groups = whole.groups if isinstance(whole, GroupedGemm) else 1
-        return float(groups * self.options.lora_rank * (round(whole.n * self.lora_share(node)) + self.pairs(node) * whole.k))
-
-    # -- memory --------------------------------------------------------------------------------------------------------
 
     def bytes_of(self, tensor: Kept) -> float:
         """Bytes of a kept tensor on this rank."""

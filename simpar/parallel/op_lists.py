@@ -13,9 +13,10 @@ from simpar.graph.kernels import is_product
 from simpar.graph.shard import Stretch
 from simpar.graph.types import Attention, Convolution, Custom, Einsum, Layer, Node, Permute, Scan
 from simpar.parallel import context, expert
+from simpar.parallel.adapters import added, trained_weights
 from simpar.parallel.local_layer import LocalLayer, Product
 from simpar.parallel.split_options import SplitOptions
-from simpar.parallel.work import Collective, Direction, ExpertExchange, Gemm, GroupedGemm, MemoryWork, OpList
+from simpar.parallel.work import Collective, ExpertExchange, Gemm, GroupedGemm, MemoryWork, OpList
 
 
 class Lists(LocalLayer):
@@ -74,9 +75,7 @@ class Lists(LocalLayer):
             self._dequantise(node, ops)
             self._autocast(node, ops)
             ops.compute(node.name, work, self.launches(kernel))
-            if self.adapted(node):
-                assert isinstance(node, Einsum)
-                self._lora(node, ("forward",), ops)
+            self._lora(node, ops, backward=False)
         else:
             split = self.shards.layouts.split_loss(node) and self.degrees.tp > 1
             gathered = self.options.kernels.logits_gathered
@@ -316,22 +315,15 @@ class Lists(LocalLayer):
             self._cast(node.name, product, target)
             target.compute(f"{node.name}.wgrad", product, self.launches(kernel) + bool(node.bias))
             self._autocast(node, target, ".backward")
-        elif self.adapted(node):
-            assert isinstance(node, Einsum)
-            self._lora(node, ("wgrad", "dgrad"), target)
+        else:
+            self._lora(node, target, backward=True)
         if reduced is not None:
             ops.wait(reduced)
 
-    def _lora(self, node: Einsum, directions: tuple[Direction, ...], ops: OpList) -> None:
-        """What the low-rank pairs of a product add to a pass: casts, their matmuls, their sum with what the product makes."""
-        backward = "forward" not in directions
-        suffix, pairs = ".backward" if backward else "", 2 * self.pairs(node)
-        if (casts_of_pair := self.lora_casts(node)) is not None:
-            ops.compute(f"{node.name}.lora.cast{suffix}", casts_of_pair, casts_of_pair.launches)
-        for direction in directions:
-            name = f"{node.name}.lora" if direction == "forward" else f"{node.name}.lora.{direction}"
-            ops.compute(name, self.lora(node, direction), pairs)
-        ops.compute(f"{node.name}.lora.add{suffix}", self.lora_add(node, backward=backward), pairs)
+    def _lora(self, node: Einsum | Convolution, ops: OpList, *, backward: bool) -> None:
+        """What the low-rank pairs of a product add to a pass."""
+        for suffix, work, launches in added(self, node, backward=backward):
+            ops.compute(f"{node.name}.lora{suffix}", work, launches)
 
     def _reductions(self, node: Einsum | Convolution) -> int:
         """How often a product's input gradient is reduced; sequence parallelism gathers an input once for all that read it."""
@@ -351,7 +343,7 @@ class Lists(LocalLayer):
         if not bytes_each:
             return
         trained = name == "reduce.copy.backward" and self.options.lora_rank
-        weights = sum(self.lora_weights(node) if trained else self.shards.weights(node) for node in self.layer.nodes)
+        weights = sum(trained_weights(self, node) if trained else self.shards.weights(node) for node in self.layer.nodes)
         if weights:
             ops.compute(name, MemoryWork("copy", weights * bytes_each, 1, self.options.memory_implementation), 2)
 

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Final
 
 from simpar.graph.types import Convolution, Custom, Einsum, Layer, Lookup, Node, View
+from simpar.parallel.adapters import trained_weights
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.local_layer import LocalLayer
 from simpar.parallel.split_options import SplitOptions
@@ -101,7 +102,7 @@ def _of_node(local: LocalLayer, node: Node) -> list[Matrix]:
 
 
 def _lora(local: LocalLayer, node: Node) -> list[Matrix]:
-    trained = local.lora_weights(node)
+    trained = trained_weights(local, node)
     rank = local.options.lora_rank
     return [Matrix(rank, round(trained / rank))] if trained else []
 

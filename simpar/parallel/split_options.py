@@ -34,8 +34,7 @@ class SplitOptions:
         load_factor: tokens of the fullest expert rank over the mean.
         dispatch_bytes: per element of the dispatched hidden vectors (1 under fp8 dispatch).
         casts: recipe of casts to fp8 that are kernels of their own (graph/casts.py), "" = none.
-        lora_rank: > 0: base weights are frozen; matmuls of `lora_modules` have a trained pair of this rank.
-        lora_modules: attention, its queries and values alone (qv), or all matmuls of a layer but the router.
+        lora_rank: > 0: base weights are frozen; matmuls that `kernels.pairs` names have a trained pair of this rank.
         borrowed: nodes whose weights another layer of the stage holds.
         frozen: nothing of the layer is trained, nor anything before it: it has a forward alone.
         dequantised_bytes: read and written per frozen weight of a layer to turn it into 16 bits before each use.
@@ -60,7 +59,6 @@ class SplitOptions:
     dispatch_bytes: float = 2.0
     casts: str = ""
     lora_rank: int = 0
-    lora_modules: str = "attention"
     borrowed: frozenset[str] = frozenset()
     frozen: bool = False
     dequantised_bytes: float = 0.0

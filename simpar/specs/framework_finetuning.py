@@ -37,10 +37,11 @@ TRANSFORMERS: Final = (
     Row((2023, 9), {"attention": (("", "fa2"),)}, "transformers with FlashAttention 2"),
     Row(
         (2024, 5),
-        {"adapters": "autocast"},
+        {"adapters": "fp32"},
         "peft PR 1706 (autocast_adapter_dtype): adapters of 16-bit models are fp32; tuners/lora/layer.py Linear.forward casts the "
-        "input to their dtype, from which autocast casts back what F.linear multiplies. FSDP and DeepSpeed hand modules 16-bit "
-        "weights, which cast nothing",
+        "input to their dtype, from which autocast casts back what F.linear multiplies; under FSDP each pair is a unit of its own "
+        "(utils/other.py fsdp_auto_wrap_policy), whose fp32 shards the layer sees when it asks. DeepSpeed turns the module into "
+        "16 bits, and nothing is cast",
     ),
     Row(
         (2024, 12),

@@ -59,7 +59,7 @@ def option_conflicts(scenario: Scenario, spec: FrameworkSpec) -> Iterator[Violat
             "training.lora_modules", "qv", "latent attention has no matmul of queries or values alone", "attention or all"
         )
     if training.trainable == "all":
-        for name, default in (("base_weights", "auto"), ("lora_adapters", 1), ("lora_modules", "attention")):
+        for name, default in (("base_weights", "auto"), ("lora_adapters", 1), ("lora_modules", "attention"), ("lora_dropout", 0.0)):
             if (value := getattr(training, name)) != default:
                 yield Violation(f"training.{name}", value, "is of low-rank adaptation", 'training.trainable = "lora"')
 

@@ -80,7 +80,7 @@ class Kernels(Policy):
         gate_apart: the first product of a gated feed-forward is two, each of which reduces its input's gradient over tensor ranks.
         adapters: low-rank pairs beside the matmuls of queries, keys and values or of gate and up: one pair where these are one
             packed matmul (packed), one for each of them (each), the same in fp32 beside 16-bit weights that are not sharded
-            (autocast): every pair casts what it reads to fp32 and back, keeps the copy, and casts its weights.
+            (fp32): every pair casts what it reads to fp32 and, under autocast, back, as its weights; it keeps the copy.
         one_queue: tensor and context parallelism take one hardware queue (CUDA_DEVICE_MAX_CONNECTIONS=1) before Blackwell: kernels
             start in the order of their launch; fully sharded weights come behind it, reductions hold up the next group's backward.
     """
@@ -126,7 +126,7 @@ class Kernels(Policy):
     whole_embedding_gradient: bool = False
     tp_backward_overlap: bool = True
     gate_apart: bool = False
-    adapters: Literal["packed", "each", "autocast"] = "packed"
+    adapters: Literal["packed", "each", "fp32"] = "packed"
     one_queue: bool = False
 
     def attention_kernel(self, architecture: str, head_dim: int = 0) -> AttentionKernel:

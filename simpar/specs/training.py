@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, get_args
 
 from pydantic import AfterValidator, Field
 
@@ -17,6 +17,18 @@ BASE_BYTES: Final = {"int8": 1.0 + 4.0 / 4096.0, "nf4": 0.5 + 4.0 / 64.0, "nf4-d
 per 64 weights, which double quantisation turns into a byte and an fp32 per 256 of them (Dettmers et al. 2023, arXiv 2305.14314)."""
 
 Precision = Literal["bf16", "fp16", "fp32", "tf32", "fp8", "fp8-rowwise", "fp8-block", "mxfp8", "nvfp4"]
+FusedKernel = Literal["norm", "rope", "activation"]
+
+
+def _all_or_some(kernels: bool | tuple[FusedKernel, ...]) -> bool | tuple[FusedKernel, ...]:
+    """All of them are true, none false."""
+    if isinstance(kernels, bool):
+        return kernels
+    some = tuple(k for k in get_args(FusedKernel) if k in kernels)
+    return some if 0 < len(some) < len(get_args(FusedKernel)) else bool(some)
+
+
+FusedKernels = Annotated[bool | tuple[FusedKernel, ...], AfterValidator(_all_or_some)]
 
 
 def _known_optimizer(name: str) -> str:
@@ -119,8 +131,9 @@ class TrainingSpec(Spec):
     disable_loss_parallel, transformers' colwise_gather_output); none = as the framework does."""
     compile: bool | None = None
     """torch.compile; open: the default of the framework."""
-    fused_kernels: bool = False
-    """Norm, rotary embedding and gated activation by a library's single kernels in a model of plain modules (Liger, Unsloth)."""
+    fused_kernels: FusedKernels = False
+    """Norm, rotary embedding and gated activation by a library's single kernels in a model of plain modules (Liger, Unsloth): true,
+    or a list of those that are (norm, rope, activation)."""
     cuda_graphs: bool = False
     """Kernels are launched as graphs."""
     cuda_graph_scope: Literal["layer", "attention"] = "layer"
@@ -147,8 +160,14 @@ class TrainingSpec(Spec):
     lora_modules: Literal["attention", "qv", "all"] = "attention"
     """Matmuls with a low-rank pair: the four of attention, those of queries and values alone (qv, peft's default; where one matmul
     makes keys too, that one), or every one of a layer (experts included, the router not)."""
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Probability with which each pair drops an element of what it reads (0 is peft's default; scripts often set 0.05 or 0.1)."""
     lora_adapters: Annotated[int, Field(gt=0)] = 1
     """Adapters that are held and updated side by side; a token passes through one of them."""
     base_weights: Literal["auto", "int8", "nf4", "nf4-double"] = "auto"
     """Format of a layer's frozen matrices; auto = 16 bits (fp8 in an fp8 run). nf4-double: its scales are quantised as well, as in
     QLoRA."""
+
+    def fuses(self, kernel: FusedKernel) -> bool:
+        """Whether a library makes one kernel of it."""
+        return self.fused_kernels if isinstance(self.fused_kernels, bool) else kernel in self.fused_kernels

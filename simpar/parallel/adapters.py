@@ -1,0 +1,96 @@
+"""Low-rank pairs beside frozen products on one rank: their weights, and what they add to a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from simpar.graph.pairs import Pairs
+from simpar.graph.types import Einsum, Node
+from simpar.parallel.work import Direction, Gemm, GroupedGemm, MemoryWork, Work
+from simpar.specs.framework_policies import Kernels
+from simpar.specs.training import TrainingSpec
+
+if TYPE_CHECKING:
+    from simpar.parallel.local_layer import LocalLayer
+
+
+def pairs_of_run(training: TrainingSpec, library: Kernels, *, wide: bool, compiled: bool) -> Pairs | None:
+    """How the pairs of a run compute; None where it has none.
+
+    Under autocast, which a run of pure bf16 has not, peft's layers on bitsandbytes cast nothing (tuners/lora/bnb.py:
+    requires_conversion). A compiler joins the two casts, and draws the dropped elements again from their seed.
+    """
+    if training.trainable != "lora":
+        return None
+    autocast = not training.pure_bf16
+    joined = autocast and (training.base_weights != "auto" or compiled)
+    return Pairs(
+        training.lora_modules, packed=library.adapters == "packed", wide=wide and not joined, autocast=autocast,
+        dropout=training.lora_dropout > 0 and not compiled,
+    )  # fmt: skip
+
+
+def pairs_of(local: LocalLayer, node: Node) -> Pairs | None:
+    """How the pairs beside `node` compute; None where there are none."""
+    pairs = local.options.kernels.pairs
+    return pairs if local.options.lora_rank and pairs is not None and pairs.adapted(node) else None
+
+
+def trained_weights(local: LocalLayer, node: Node) -> float:
+    """Trained weights beside `node`: r (k + n), of several pairs r k each."""
+    if (pairs := pairs_of(local, node)) is None:
+        return 0.0
+    assert isinstance(node, Einsum)
+    whole = local.product(node, "forward")
+    groups = whole.groups if isinstance(whole, GroupedGemm) else 1
+    return float(groups * local.options.lora_rank * _width(local, node, pairs))
+
+
+def added(local: LocalLayer, node: Node, *, backward: bool) -> Iterator[tuple[str, Work, int]]:
+    """(suffix of its name, work, launches) of all that pairs add to a pass of `node`, in order; nothing where it has none."""
+    if (pairs := pairs_of(local, node)) is None:
+        return
+    assert isinstance(node, Einsum)
+    count, layout = pairs.of(node), local.layout(node)
+    source = count * local.shards.local(local.axes(node.inputs[0]), layout)
+    out = _share(local, node, pairs) * local.shards.local(local.axes(node.outputs[0]), layout)
+    suffix, implementation = ".backward" if backward else "", local.options.memory_implementation
+    if pairs.wide:
+        # What is read to fp32, and under autocast back to 16 bits, as both weights are; backward of gradients the other way.
+        moved, kernels = (12.0 * source + 6.0 * trained_weights(local, node), 4) if pairs.autocast else (6.0 * source, 1)
+        yield f".cast{suffix}", MemoryWork("cast", moved, kernels * count, implementation), kernels * count
+    if pairs.dropout:
+        yield f".dropout{suffix}", MemoryWork("residual", (2 * pairs.element + 1) * source, count, implementation), count
+    directions: tuple[Direction, ...] = ("wgrad", "dgrad") if backward else ("forward",)
+    for direction in directions:
+        yield f".{direction}" if backward else "", _matmul(local, node, pairs, direction), 2 * count
+    # One kernel scales, one adds, unless a compiler joins them; a sum of 16 bits and fp32 is fp32, and cast back (and backward).
+    scaled = 0.0 if local.options.kernels.library.fused_residual else 4.0
+    if pairs.in_fp32:
+        moved, kernels = ((2 * scaled + 12.0) * out + 6.0 * source, 4) if backward else ((2 * scaled + 16.0) * out, 3)
+    else:
+        moved, kernels = scaled * out + 6.0 * (source if backward else out), 2
+    yield f".add{suffix}", MemoryWork("residual", moved, kernels * count, implementation), kernels * count
+
+
+def _matmul(local: LocalLayer, node: Einsum, pairs: Pairs, direction: Direction) -> Work:
+    """All low-rank matmuls of `node` as one of their summed width (n + k columns of the rank; k for each pair)."""
+    whole, rank, dtype = local.product(node, direction), local.options.lora_rank, "fp32" if pairs.in_fp32 else "bf16"
+    width = _width(local, node, pairs)
+    if isinstance(whole, GroupedGemm):
+        return GroupedGemm(whole.groups, whole.tokens, rank, width, dtype, direction, whole.accumulate_fp32)
+    return Gemm(whole.m, rank, width, dtype, direction)
+
+
+def _width(local: LocalLayer, node: Einsum, pairs: Pairs) -> int:
+    whole = local.product(node, "forward")
+    return round(whole.n * _share(local, node, pairs)) + pairs.of(node) * whole.k
+
+
+def _share(local: LocalLayer, node: Einsum, pairs: Pairs) -> float:
+    """Share of a product's outputs that have a pair: all, or those of queries and values in linears of their own."""
+    if pairs.modules != "qv" or pairs.of(node) == 1:
+        return 1.0
+    parts = [local.layer.volume(part) for part in local.layer.axis[local.axes(node.outputs[0])[-1]].parts]
+    return 1.0 - parts[1] / sum(parts) if len(parts) == 3 else 2.0 / 3.0
