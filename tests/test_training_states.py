@@ -392,6 +392,41 @@ def test_every_adapted_matrix_has_a_pair(name: str, shared: int, modules: str) -
     assert sum(several.trained(b) for b in several.stage_blocks[0]) == 4 * trained
 
 
+@pytest.mark.torch
+def test_values_of_a_packed_linear_keep_all_that_it_made() -> None:
+    """Queries and keys are turned out of place; a view of the values keeps the storage of all three (GPT-NeoX, Qwen, lit-gpt)."""
+    torch = pytest.importorskip("torch")
+    tokens, heads, head = 64, 4, 16
+    wide = heads * head
+    linear = torch.nn.Linear(wide, 3 * wide, bias=False, dtype=torch.bfloat16)
+    x, cosine = torch.zeros(1, tokens, wide, dtype=torch.bfloat16), torch.ones(tokens, head)
+    kept: dict[int, int] = {}
+
+    def pack(t: Any) -> Any:
+        kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    def turned(y: Any) -> Any:
+        first, second = y.chunk(2, -1)
+        return (y * cosine + torch.cat((-second, first), -1) * cosine).type_as(y)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        q, k, v = linear(x).view(1, tokens, 3, heads, head).permute(2, 0, 3, 1, 4)
+        out = torch.nn.functional.scaled_dot_product_attention(turned(q), turned(k), v, is_causal=True)
+    of_hidden = [n for n in kept.values() if n in (2 * tokens * wide, 6 * tokens * wide)]
+    assert out.nbytes == x.nbytes
+    found = sum(of_hidden) - x.nbytes - out.nbytes  # of the product's and attention's own
+    table = small("transformers", plan={"recompute": "none"}).model_dump(mode="json")
+    packed, apart = (
+        dict(prepare(make_scenario({**table, "model": {**MODEL, "packed_attention": p}})).layout.stage_blocks[0][1].saved)
+        for p in (True, False)
+    )
+    assert packed["attention/qkv_out"] + packed["attention/qkv_copies"] == found * (TOKENS * HIDDEN) / (tokens * wide)
+    assert "attention/qkv_copies" not in apart
+    lit = prepare(small("lit-gpt")).layout.framework.kernels.qkv_copies
+    assert lit == packed["attention/qkv_copies"] / packed["attention/qkv_out"]
+
+
 def adapters_of(scenario: Scenario) -> tuple[list[LocalOp], list[LocalOp]]:
     """What adapters add to a layer's forward and backward."""
     layer = prepare(scenario).layout.stage_blocks[0][1]

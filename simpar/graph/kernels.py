@@ -107,6 +107,19 @@ def _input_bytes(layer: Layer, name: str, plan: KernelPlan) -> float:
     return plan.linear_input_bytes if any(isinstance(n, Einsum) and not n.wide for n in readers) else HALF
 
 
+def _turned(layer: Layer, node: Attention, plan: KernelPlan) -> float:
+    """Share of packed queries, keys and values of which a rotary embedding in elementary kernels makes tensors of their own, while
+    the values, a view, keep the whole of what one linear made."""
+    rope = layer.producer.get(node.inputs[0])
+    if not isinstance(rope, Elementwise) or rope.op not in ("rope", "scaled_rope") or plan.library.fused_rope:
+        return 0.0
+    product = layer.producer.get(rope.inputs[0])
+    if not isinstance(product, Einsum) or product.linears != 1:
+        return 0.0
+    parts = [layer.volume(part) for part in layer.axis[layer.tensor[product.outputs[0]].axes[-1]].parts]
+    return sum(parts[:2]) / sum(parts)
+
+
 def _attention(layer: Layer, node: Attention, plan: KernelPlan) -> Kernel:
     """Queries, keys, values and the output; beside them the log-sum-exp of each row, or the whole score matrix."""
     path = node.name.rsplit("/", 1)[0]
@@ -126,8 +139,8 @@ def _attention(layer: Layer, node: Attention, plan: KernelPlan) -> Kernel:
         more = 1.0 - layer.size(node.kv_heads) / layer.size(node.heads)
         keeps.append(Kept(f"{path}/repeated_keys", (*rows, node.head_dim), HALF, part=more))
         keeps.append(Kept(f"{path}/repeated_values", (*rows, node.value_dim), HALF, part=more))
-    if plan.library.qkv_copies and len(node.inputs) == 1:
-        keeps.append(Kept(f"{path}/qkv_copies", layer.tensor[node.inputs[0]].axes, 2 * plan.library.qkv_copies))
+    elif (copies := plan.library.qkv_copies or _turned(layer, node, plan)) and len(node.inputs) == 1:
+        keeps.append(Kept(f"{path}/qkv_copies", layer.tensor[node.inputs[0]].axes, HALF * copies))
     if plan.output_copies:
         keeps.append(Kept(f"{path}/out_copies", layer.tensor[out].axes, 2 * plan.output_copies))
     return Kernel(node, launches=1 if plan.flash_attention else 4, keeps=tuple(keeps))

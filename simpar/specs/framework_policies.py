@@ -54,7 +54,8 @@ class Kernels(Policy):
         rank_major_gathers: what tensor ranks gather along the sequence is copied into order (torch's functional collectives).
         repeats_keys: keys and values are repeated to as many heads as queries have, and kept so.
         value_views, expert_output_fp32: see graph/kernels.py.
-        qkv_copies: further copies of the packed queries, keys and values kept per layer (layouts, rotary out of place).
+        qkv_copies: further copies of the packed queries, keys and values kept per layer where keys are not repeated (layouts,
+            rotary out of place).
         narrow_inputs: precisions whose matmuls keep their inputs in that format although the framework otherwise keeps 16 bits.
         fp8_storage: (saved tensor, bytes per element) of what is kept in a narrow format under fp8 beside the inputs of matmuls.
         saves_exchanged_output: under context parallelism by all-to-all the attention output is kept before its exchange as well.

@@ -366,13 +366,6 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
                        "torch modules with DistributedDataParallel; torch.compile takes the whole model, whose forward has the "
                        "loss (nanoGPT model.py, transformers loss/loss_utils.py)"),)),
     **MODEL_CODE,
-    "lit-gpt": (
-        "torchtitan",
-        (Row((2023, 6), {"pure_bf16": True, "zero_stage_default": 0, "recompute_default": "none", "gradient_adds": "",
-                         "normed_bytes": 4.0},
-             "litgpt pretrain.py: precision bf16-true, weights and optimizer states in bf16; rmsnorm.py multiplies by the weight "
-             "in fp32; lightning-thunder's benchmark_litgpt.py sets the same default dtype"),),
-    ),
     **FINETUNING,
 }  # fmt: skip
 """Canonical name -> (what it builds on, its rows in order of time)."""
