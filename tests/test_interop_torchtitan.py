@@ -192,6 +192,39 @@ switch = 1
     assert simulate(found.scenario).step_time_s > 0
 
 
+@pytest.mark.parametrize(
+    ("converters", "precision", "parts"),
+    [
+        (["quantize.linear.mx"], "mxfp8", "linears"),
+        (["quantize.grouped_mm.mx"], "mxfp8", "experts"),
+        (["quantize.linear.mx", "quantize.grouped_mm.mx"], "mxfp8", "all"),
+        (["quantize.linear.float8"], "fp8", "linears"),
+        (["quantize.grouped_mm.float8"], "fp8-rowwise", "experts"),
+        (["quantize.linear.float8", "quantize.grouped_mm.float8"], "fp8", "all"),
+    ],
+)
+def test_converters_of_linears_and_of_experts(converters: list[str], precision: str, parts: str) -> None:
+    """torchtitan docs/mxfp8.md; what is written for what was read has the same converters."""
+    text = f"""
+[model]
+name = "deepseek_v3"
+flavor = "16B"
+converters = {converters!r}
+[training]
+local_batch_size = 4
+[parallelism]
+"""
+    scenario = load(text, hardware="dgx-b200", num_nodes=1).scenario
+    assert (scenario.training.precision, scenario.training.narrow_modules) == (precision, parts)
+    written = tomllib.loads(configuration(scenario))
+    assert written["model"]["converters"] == converters
+    if any("grouped" in name for name in converters):
+        (table,) = written["quantize"]["grouped_mm"].values()
+        assert table["fqns"] == ["experts"]
+    dense = text.replace("deepseek_v3", "llama3").replace("16B", "8B")
+    assert load(dense, hardware="dgx-b200", num_nodes=1).scenario.training.narrow_modules == "all"
+
+
 def test_memory_options_of_a_configuration() -> None:
     text = """
 [model]

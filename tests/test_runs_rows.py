@@ -751,22 +751,25 @@ def test_tables_of_pytorch_s_repositories_may_be_from_its_own_machines(changes: 
 
 
 @pytest.mark.parametrize(
-    ("text", "values"),
+    ("text", "precision", "parts"),
     [
-        ("mxfp8 experts (grouped), linears bf16", ["mxfp8", "bf16"]),
-        ("fp8 linears, experts bf16", ["fp8", "bf16"]),
-        ("nvfp4, last 5 layers bf16", None),
-        ("fp8 tensorwise linears, attention bf16", None),
-        ("bf16 (weights and gradients)", None),
-        ("mxfp8", None),
+        ("mxfp8 experts (grouped), linears bf16", "mxfp8", "experts"),
+        ("mxfp8 grouped, bf16 linears", "mxfp8", "experts"),
+        ("fp8 linears, experts bf16", "fp8", "linears"),
+        ("fp8 linears, experts in bf16", "fp8", "linears"),
+        ("fp8, bf16 experts", "fp8", "linears"),
+        ("nvfp4, last 5 layers bf16", "nvfp4", "all"),
+        ("fp8 tensorwise linears, attention bf16", "fp8", "all"),
+        ("bf16 (weights and gradients)", "bf16", "all"),
+        ("mxfp8", "mxfp8", "all"),
     ],
 )
-def test_a_precision_by_part_is_either(text: str, values: list[str] | None) -> None:
+def test_a_precision_of_parts_is_read(text: str, precision: str, parts: str) -> None:
     experts = {"moe_experts": 8, "moe_topk": 1, "moe_ffn": 8192, "arch": "moe"}
-    run = run_of(row(precision=text, gpu="B200", gpu_mem_gb=180, **experts))
-    assert run.table is not None
-    found = run.table["training"]["precision"]
-    assert (found["any_of"] if isinstance(found, dict) else None) == values
+    given = row(precision=text, gpu="B200", gpu_mem_gb=180, framework="torchtitan", framework_version="2026-01", **experts)
+    scenario = run_of(given).scenario
+    assert scenario is not None
+    assert (scenario.training.precision, scenario.training.narrow_modules) == (precision, parts)
 
 
 def test_torchtitan_splits_the_sequence_unless_a_row_says_otherwise() -> None:

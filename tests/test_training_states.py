@@ -15,7 +15,7 @@ from simpar.costs.pricer import LayoutPricer
 from simpar.errors import InputError
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.layout import Layout
-from simpar.parallel.work import Gemm, LocalOp, MemoryWork
+from simpar.parallel.work import Gemm, GroupedGemm, LocalOp, MemoryWork
 from simpar.result.gathers import Gathers
 from simpar.result.ideal import ideal_seconds as result_ideal
 from simpar.result.memory import static_state
@@ -390,6 +390,33 @@ def test_every_adapted_matrix_has_a_pair(name: str, shared: int, modules: str) -
     assert trained == LAYERS * (attention + (feed_forward if modules == "all" else 0))
     several = prepare(lora(name, lora_modules=modules, lora_adapters=4)).layout
     assert sum(several.trained(b) for b in several.stage_blocks[0]) == 4 * trained
+
+
+def test_narrow_products_of_linears_or_of_experts_alone() -> None:
+    table = {
+        "model": "qwen3-30b-a3b", "framework": "torchtitan", "cluster": {"hardware": "dgx-b200", "num_nodes": 1},
+        "training": {"sequence_length": 4096, "global_batch_size": 64, "micro_batch_size": 8, "precision": "mxfp8"},
+    }  # fmt: skip
+
+    def types(parts: str) -> tuple[set[str], set[str]]:
+        made = make_scenario({**table, "training": {**table["training"], "narrow_modules": parts}})  # type: ignore[dict-item]
+        works = [op.work for op in prepare(made).layout.stage_blocks[0][1].forward]
+        dense = {w.dtype for w in works if isinstance(w, Gemm) and w.n > 128}  # the router stays wide
+        return dense, {w.dtype for w in works if isinstance(w, GroupedGemm)}
+
+    assert types("all") == ({"mxfp8"}, {"mxfp8"})
+    assert types("linears") == ({"mxfp8"}, {"bf16"})
+    assert types("experts") == ({"bf16"}, {"mxfp8"})
+    for changes, said in (
+        ({"precision": "bf16", "narrow_modules": "experts"}, "is not below 16 bits"),
+        ({"framework": "megatron-core", "narrow_modules": "experts"}, "one precision for all"),
+        ({"model": "llama3.1-8b", "narrow_modules": "linears"}, "has no experts"),
+    ):
+        other = {k: v for k, v in changes.items() if k in table}
+        with pytest.raises(InputError, match=said):
+            make_scenario(
+                {**table, **other, "training": {**table["training"], **{k: v for k, v in changes.items() if k not in table}}}
+            )  # type: ignore[dict-item]
 
 
 @pytest.mark.torch

@@ -193,11 +193,14 @@ def stated_precision(row: Row) -> str | None:
     return _first(PRECISIONS, str(row.get("precision") or ""))
 
 
-def by_part(row: Row) -> str | None:
-    """The narrow precision of a run that has it in its experts alone, or in all products but theirs, and bf16 in the others."""
-    text, found = str(row.get("precision") or ""), stated_precision(row)
-    parts = re.search(r"\b(?:experts?|grouped)\b.*\bbf16\b|\bbf16\b.*\b(?:experts?|grouped)\b", text)
-    return found if parts and row.get("moe_experts") and found != "bf16" else None
+def narrow_modules(row: Row) -> str:
+    """Which products have a run's narrow precision where it says that its experts alone, or all but them, are of bf16."""
+    text, narrow = str(row.get("precision") or ""), r"(?:fp8|fp4)"
+    if not row.get("moe_experts") or stated_precision(row) == "bf16":
+        return "all"
+    if re.search(rf"{narrow}\w* (?:experts?|grouped)\b.*\bbf16\b", text) or re.search(r"\bbf16 linears\b", text):
+        return "experts"
+    return "linears" if re.search(r"\b(?:experts?|grouped)\b(?: \w+)?? bf16\b|\bbf16 (?:experts?|grouped)\b", text) else "all"
 
 
 def precision_of(row: Row, month: Month, hardware: str = "") -> tuple[str, list[str]]:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from simpar.evidence.row_complete import RATE_ALONE
-from simpar.evidence.row_framework import by_part
 from simpar.evidence.row_machine import USUAL_BOARDS, own_board
 from simpar.evidence.row_plan import untrained
 from simpar.specs.open_values import PRIORS, is_open
@@ -17,8 +16,8 @@ USUAL: Final = 0.7
 """Weight of what the rules fill in (the framework's default of that month, a recipe): how often published runs that do state the
 fact follow it."""
 EVEN: Final = 0.5
-"""Weight of either precision of a run whose parts have two (a scenario has one for all products), and of either routing."""
-_OTHERWISE: Final[dict[str, Any]] = {"training.precision": "bf16", "training.cuda_graphs": False}
+"""Weight of either routing."""
+_OTHERWISE: Final[dict[str, Any]] = {"training.cuda_graphs": False}
 """Field -> its one other value."""
 COLLAPSED: Final = {"kind": "zipf", "alpha": 4.0}
 """Routing of a router that was hardly trained and that nothing balances: nine tokens in ten take the same experts, since those that
@@ -32,8 +31,8 @@ def open_facts(row: Row, table: Mapping[str, Any]) -> tuple[str, ...]:
     """Fields of the scenario's `table` that `row` leaves open.
 
     Recomputation, micro-batch size and virtual stages: the facts that move time and memory most and are most often not printed;
-    the board, where that of the publisher's own machines is not the one that most have; the precision, where it differs by part;
-    whether an untrained router sends all tokens to the same experts, which only matters where these are one rank's.
+    the board, where that of the publisher's own machines is not the one that most have; whether an untrained router sends all
+    tokens to the same experts, which only matters where these are one rank's.
     """
     plan, rate_alone = table["plan"], bool(row.get(RATE_ALONE))
     virtual = int(plan.get("pp") or 1) > 1 and not row.get("vpp") and plan.get("schedule") in ("1f1b", "interleaved")
@@ -43,7 +42,6 @@ def open_facts(row: Row, table: Mapping[str, Any]) -> tuple[str, ...]:
         "training.micro_batch_size": rate_alone or (not row.get("micro_batch") and not row.get("grad_accum")),
         BATCH: rate_alone,
         "cluster.hardware": own_board(row) is not None,
-        "training.precision": by_part(row) is not None,
         "training.routing": untrained(row) and int(plan.get("ep") or 1) > 1,
         "training.cuda_graphs": row.get("cuda_graphs") is None and bool(table["training"].get("cuda_graphs")),
     }
@@ -80,12 +78,11 @@ def with_sets(table: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
             others = {USUAL_BOARDS[found["cluster"]["hardware"]]: 1.0}
         if path in _OTHERWISE:
             others = {_OTHERWISE[path]: 1.0}
-        first = EVEN if path in ("training.precision", "training.routing") else USUAL
         if path == "training.routing":
-            training["routing"] = {"any_of": [training["routing"], COLLAPSED], "weights": [first, 1.0 - first]}
+            training["routing"] = {"any_of": [training["routing"], COLLAPSED], "weights": [EVEN, 1.0 - EVEN]}
             continue
         section, _, key = path.partition(".")
-        found[section][key] = _set(found[section].get(key), others, first) if others else {"unknown": True}
+        found[section][key] = _set(found[section].get(key), others, USUAL) if others else {"unknown": True}
     return found
 
 

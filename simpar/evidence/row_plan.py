@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from simpar.evidence.row_framework import attention_of
+from simpar.evidence.row_framework import attention_of, narrow_modules
 from simpar.evidence.row_machine import CannotExpress
 from simpar.evidence.row_stages import stage_layers
 from simpar.specs.framework import FrameworkSpec, Month
@@ -259,6 +259,8 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
     if table["optimizer"] == "adamw-8bit" and _overflows(row):
         table["optimizer"] = "adamw-8bit-paged"
         notes.append("8-bit states do not fit beside the weights: paged (torchtune's full_finetune_single_device configs)")
+    if framework.kernels.separate_casts and (parts := narrow_modules(row)) != "all":
+        table["narrow_modules"] = parts
     if row.get("compile") is not None:
         table["compile"] = bool(row["compile"])
     if dtype := re.search(r"fp32|bf16|fp16", str(row.get("grad_dtype") or "")):

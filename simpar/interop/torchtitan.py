@@ -16,12 +16,12 @@ from simpar.interop.scenario_text import toml_value
 from simpar.interop.torchtitan_import import CP_STYLES, read_config, schedule_names
 from simpar.interop.torchtitan_models import MAIN_ONLY, PLAIN_ONLY, Key, key_of, known_flavors
 from simpar.interop.torchtitan_recipe import recipe
-from simpar.specs.architecture import TokenModel
+from simpar.specs.architecture import TokenModel, has_experts
 from simpar.specs.counts import resolved_dp, resolved_etp
 from simpar.specs.scenario import Scenario
 
 Sections = dict[str, dict[str, Any]]
-_CONVERTERS = {"fp8": "quantize.linear.float8", "fp8-rowwise": "quantize.linear.float8", "mxfp8": "quantize.linear.mx"}
+_CONVERTERS = {"fp8": "float8", "fp8-rowwise": "float8", "mxfp8": "mx"}
 _ASSETS = {"llama3": "Llama-3.1", "qwen3": "Qwen3", "deepseek_v3": "DeepSeek-V3.1-Base", "gpt_oss": "gpt-oss", "qwen3_5": "Qwen3.5"}
 
 
@@ -91,6 +91,8 @@ def _other_rules(scenario: Scenario) -> Iterator[Violation]:
     if training.precision not in ("bf16", "fp32", *_CONVERTERS):
         right = f"one of bf16, fp32, {', '.join(_CONVERTERS)}"
         yield Violation("training.precision", training.precision, "torchtitan does not train in this", right)
+    if training.narrow_modules == "experts" and training.precision == "fp8":
+        yield Violation("training.precision", "fp8", "torchtitan's grouped products have a scale for each row", "fp8-rowwise")
     if training.optimizer not in ("adamw", "adam"):
         yield Violation("training.optimizer", training.optimizer, "torchtitan v0.2 has AdamW and Adam", "adamw or adam")
     if (kernel := training.attention_kernel) in ("unfused", "efficient"):
@@ -103,11 +105,11 @@ def _other_rules(scenario: Scenario) -> Iterator[Violation]:
 def sections(scenario: Scenario, key: Key) -> Sections:
     """Tables of the TOML file."""
     training = scenario.training
-    converter = _CONVERTERS.get(training.precision)
+    quantized = _quantized(scenario)
     model: dict[str, Any] = {"name": key[0], "flavor": key[1], "hf_assets_path": _assets(key)}
     found: Sections = {
         "job": {"dump_folder": "./outputs", "description": scenario.name},
-        "model": {**model, "converters": [converter] if converter else []},
+        "model": {**model, "converters": list(quantized)},
         "optimizer": {"name": "Adam" if training.optimizer == "adam" else "AdamW", "implementation": "fused"},
         "training": _training(scenario),
         "parallelism": _parallelism(scenario),
@@ -116,10 +118,19 @@ def sections(scenario: Scenario, key: Key) -> Sections:
     }
     if training.routing.kind == "balanced" and getattr(scenario.model, "moe", None) is not None:
         found["debug"] = {"moe_force_load_balance": True}
-    if training.precision == "fp8":
-        found["quantize.linear.float8"] = {"enable_fsdp_float8_all_gather": False, "filter_fqns": ["output"]}
-    elif training.precision == "fp8-rowwise":
-        found["quantize.linear.float8"] = {"recipe_name": "rowwise", "filter_fqns": ["output"]}
+    return found | {name: table for name, table in quantized.items() if table}
+
+
+def _quantized(scenario: Scenario) -> Sections:
+    """Converters with their tables: of linears, and of the grouped products of experts."""
+    training, found = scenario.training, {}  # type: Any, Sections
+    if (kind := _CONVERTERS.get(training.precision)) is None:
+        return found
+    if training.narrow_modules != "experts":
+        own = {"recipe_name": "rowwise"} if training.precision == "fp8-rowwise" else {"enable_fsdp_float8_all_gather": False}
+        found[f"quantize.linear.{kind}"] = {**own, "filter_fqns": ["output"]} if kind == "float8" else {}
+    if training.narrow_modules != "linears" and has_experts(scenario.model):
+        found[f"quantize.grouped_mm.{kind}"] = {**({"recipe_name": "mxfp8"} if kind == "mx" else {}), "fqns": ["experts"]}
     return found
 
 

@@ -97,8 +97,9 @@ def read_table(table: dict[str, Any], file: str = "") -> Reading:
         reading.table["model"] = model_table(key)
         _check_model(values, model_of(key))
     layers = layer_count(model_of(key)) if key else 0
-    reading.table["plan"] = plan = _plan(values, layers, key is not None and model_of(key).moe is not None)
-    reading.table["training"] = training = _training(values)
+    experts = key is not None and model_of(key).moe is not None
+    reading.table["plan"] = plan = _plan(values, layers, experts)
+    reading.table["training"] = training = _training(values, experts=experts)
     batch = _Batch(values, plan)
     reading.finish = lambda raw, world: batch.finish(raw, world)
     plan["recompute"] = _recompute(values, layers, plan)
@@ -284,7 +285,7 @@ def _recompute(v: _Values, layers: int, plan: dict[str, Any]) -> str | dict[str,
     return {"granularity": "full", "method": "block", "num_layers": max(layers // stages // every, 1)}
 
 
-def _training(v: _Values) -> dict[str, Any]:
+def _training(v: _Values, *, experts: bool) -> dict[str, Any]:
     wide = "fp32" if v.get("training.mixed_precision_param", "bfloat16") == "float32" else "bf16"
     for name, usual, text in _TAKEN_AS:
         if (value := v.get(name, usual)) != usual:
@@ -296,8 +297,11 @@ def _training(v: _Values) -> dict[str, Any]:
     converters = converters.split(",") if isinstance(converters, str) else [str(c) for c in converters]
     float8 = any("float8" in c for c in converters) or any(v.get(f"{s}.enable_float8_linear") for s in ("float8", "training"))
     rowwise = any(str(v.get(f"{s}.recipe_name", "")).startswith("rowwise") for s in ("float8", "quantize.linear.float8"))
-    narrow = "fp8-rowwise" if rowwise else "fp8"
+    grouped = [c for c in converters if "grouped_mm" in c]
+    only = bool(grouped) and grouped == converters  # grouped products have a scale for each row
+    narrow = "fp8-rowwise" if rowwise or only else "fp8"
     precision = "mxfp8" if any("mx" in c for c in converters) else narrow if float8 else wide
+    parts = "all" if precision == wide or not experts else "experts" if only else "all" if grouped else "linears"
     known = {"adamw": "adamw", "adam": "adam", "muon": "muon"}
     name = str(v.get("optimizer.name", "AdamW"))
     if name.lower() not in known:
@@ -306,6 +310,7 @@ def _training(v: _Values) -> dict[str, Any]:
         v.warnings.append(f"optimizer.implementation = {v.get('optimizer.implementation')!r}: taken as fused")
     chunks = v.get("loss.num_chunks", 1)
     return {
+        **({"narrow_modules": parts} if parts != "all" else {}),
         **({"cross_entropy": "chunked"} if isinstance(chunks, int) and chunks > 1 else {}),
         "sequence_length": v.number(v.get("training.seq_len", 2048), "training.seq_len"),
         "precision": precision,

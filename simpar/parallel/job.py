@@ -22,12 +22,11 @@ from simpar.specs.model import TransformerSpec
 from simpar.specs.optimizers import KINDS, OptimizerKind
 from simpar.specs.plan import PlanSpec, RecomputeSpec
 from simpar.specs.scenario import Scenario
-from simpar.specs.training import BASE_BYTES, TrainingSpec
+from simpar.specs.training import BASE_BYTES, BELOW_16_BITS, Part, TrainingSpec
 from simpar.topology.mesh import Mesh
 
 _KERNEL_DTYPE = {"fp8-block": "fp8_block", "fp8-rowwise": "fp8_row", "nvfp4": "fp4"}
 """Precisions whose matmuls the kernel tables call otherwise."""
-_FP8 = frozenset({"fp8", "fp8-rowwise", "fp8-block", "mxfp8", "nvfp4"})
 _SCALED_BYTES = {"fp8-block": 1.0 + 4.0 / 128.0, "mxfp8": 1.0 + 1.0 / 32.0, "nvfp4": 0.5 + 1.0 / 16.0}
 """Bytes per element of a saved fp8 tensor with its scales: fp32 per 128 elements, one byte per 32, one per 16 of 4 bits."""
 
@@ -103,7 +102,7 @@ class Job:
         model, tokens = self.scenario.model, training.micro_batch_size * training.sequence_length / plan.cp
         width = (float(model.vocab_size), float(model.hidden_size)) if isinstance(model, TransformerSpec) else (1.0, 1.0)
         loss = loss_of(spec, training.cross_entropy, compiled=compiled, tp=plan.tp, sizes=(tokens, *width))
-        fp8 = training.precision in _FP8
+        fp8 = training.narrow_in("linears")
         narrow = fp8 and (not own.saves_gathered_input or training.precision in own.narrow_inputs)
         here: dict[str, Any] = {
             "fused_activation": own.fused_activation or compiled or training.fuses("activation"),
@@ -205,7 +204,7 @@ class Job:
         unfused = self.attention_kernel == "unfused"
         return SplitOptions(
             degrees=self.degrees, kernels=self.kernels, recompute=recompute,
-            dtype=_KERNEL_DTYPE.get(training.precision, training.precision),
+            dtype=self._dtype("linears"), expert_dtype=self._dtype("experts"),
             attention_kernel="eager" if unfused and not own.fused_softmax else self.attention_kernel,
             sdpa=own.sdpa and training.attention_kernel == "auto",
             memory_implementation="tuned" if own.fused_norm and own.fused_activation else "framework",
@@ -214,7 +213,7 @@ class Job:
             moe=model.moe if isinstance(model, TokenModel) else None,
             load_factor=self.load_factor if capacity is None else capacity,
             casts=self.casts,
-            dispatch_bytes=1.0 if training.precision in _FP8 and own.fp8_dispatch else 2.0,
+            dispatch_bytes=1.0 if training.precision in BELOW_16_BITS and own.fp8_dispatch else 2.0,
             lora_rank=training.lora_rank if training.trainable == "lora" else 0,
             dequantised_bytes=BASE_BYTES.get(training.base_weights, -2.0) + 2.0,
             # A fully sharded rank holds the gradients of a whole group (result/memory.py), a frozen weight has none.
@@ -270,17 +269,21 @@ class Job:
     @cached_property
     def casts(self) -> str:
         """Recipe of the casts to fp8 that are kernels of their own; "" = none."""
-        precision = self.training.precision
-        if precision not in _FP8 or not self.framework.kernels.separate_casts:
+        if not self.training.narrow_in("linears") or not self.framework.kernels.separate_casts:
             return ""
-        return GATHERED if precision == "fp8" and self.plan.zero_stage == 3 else _KERNEL_DTYPE.get(precision, precision)
+        return GATHERED if self.training.precision == "fp8" and self.plan.zero_stage == 3 else self._dtype("linears")
+
+    def _dtype(self, part: Part) -> str:
+        """Of the kernels of a part's matmuls."""
+        precision = self.training.precision
+        wide = precision in BELOW_16_BITS and not self.training.narrow_in(part)
+        return "bf16" if wide else _KERNEL_DTYPE.get(precision, precision)
 
     def wide(self, options: SplitOptions) -> SplitOptions:
         """`options` of a layer that stays in 16 bits among narrow ones."""
         recompute = replace(options.recompute, modules=options.recompute.modules - {"op_unlisted"})
-        return replace(
-            options, dtype="bf16", casts="", recompute=recompute, kernels=replace(options.kernels, linear_input_bytes=2.0)
-        )
+        kernels = replace(options.kernels, linear_input_bytes=2.0)
+        return replace(options, dtype="bf16", expert_dtype="", casts="", recompute=recompute, kernels=kernels)
 
     @cached_property
     def plain_options(self) -> SplitOptions:
@@ -335,7 +338,7 @@ class Job:
             return 4.0
         if own.autocast and self.plan.zero_stage < 3 and self.recompute.granularity == "none":
             return 2.0
-        if precision not in _FP8 or not (own.fp8_parameters or self.framework.kernels.fp8_weight_cache):
+        if precision not in BELOW_16_BITS or not (own.fp8_parameters or self.framework.kernels.fp8_weight_cache):
             return own.parameter_bytes
         # Blackwell multiplies any layout of one fp8 copy; Hopper needs a transposed one, made anew for each use where weights are
         # frozen (disable_parameter_transpose_cache of MLPerf's llama2_70b_lora); block scales need one per direction.
@@ -351,7 +354,8 @@ class Job:
         # torchao gathers weights with a scale per row in 16 bits, as its enable_fsdp_float8_all_gather takes one per tensor, and
         # those of mxfp8 and nvfp4 (its MX linears have no hooks of FSDP; torchtitan components/quantization/nvfp4.md).
         wide = {"fp8-rowwise", "mxfp8", "nvfp4"} if self.framework.kernels.separate_casts else {"fp8-rowwise"}
-        return 1.0 if self.training.precision in _FP8 - wide and self.plan.zero_stage == 3 else 2.0
+        narrow = self.training.narrow_in("linears") and self.training.precision not in wide
+        return 1.0 if narrow and self.plan.zero_stage == 3 else 2.0
 
     @cached_property
     def pure_bf16(self) -> bool:

@@ -84,7 +84,7 @@ class LocalLayer:
         fp32 = self.options.accumulate_fp32 and direction == "wgrad"
         if group:
             groups = max(round(self.shards.extent(group, "expert")), 1)
-            return GroupedGemm(groups, m, round(n), round(k), self.options.dtype, direction, fp32)
+            return GroupedGemm(groups, m, round(n), round(k), self.options.expert_dtype or self.options.dtype, direction, fp32)
         # The logits and the router stay in 16 bits under fp8 training.
         wide = isinstance(node, Einsum) and node.wide and self.options.narrow
         dtype = "bf16" if wide else self.options.dtype
@@ -115,7 +115,7 @@ class LocalLayer:
         group = self.grouped(kernel.node)
         if not group:
             return kernel.launches
-        return max(round(self.shards.extent(group, "expert")), 1) * (3 if self.options.narrow else 1)
+        return max(round(self.shards.extent(group, "expert")), 1) * (3 if self.options.narrow_experts else 1)
 
     def elementary_launches(self, kernel: Kernel, *, backward: bool) -> int:
         """Kernels of a memory-bound node in one direction; some run once more for every expert of the rank."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from simpar.graph.casts import EngineCasts
 from simpar.graph.kernel_types import KernelPlan
@@ -12,6 +12,7 @@ from simpar.parallel.degrees import Degrees
 from simpar.parallel.work import Implementation
 from simpar.specs.model import MoeSpec
 
+_NARROW: Final = ("fp8", "fp4", "mxfp8")
 WeightGradients = Literal["none", "each", "shapes"]
 """16-bit tensors of weight gradients in a backward: none, one at a time, one of every shape kept for good."""
 
@@ -25,6 +26,7 @@ class SplitOptions:
         kernels: the kernel library's rules.
         recompute: what runs again.
         dtype: of matmuls: bf16, fp16, fp8, fp8-block, fp32, ...
+        expert_dtype: of experts' where it is another, "" = the same.
         attention_kernel: name for the attention price.
         sdpa: torch's scaled_dot_product_attention looks at each layer's heads and mask for a kernel that takes them.
         memory_implementation: tuned, framework or eager kernels.
@@ -49,6 +51,7 @@ class SplitOptions:
     kernels: KernelPlan
     recompute: Recompute = field(default_factory=Recompute)
     dtype: str = "bf16"
+    expert_dtype: str = ""
     attention_kernel: str = "auto"
     sdpa: bool = False
     memory_implementation: Implementation = "tuned"
@@ -70,6 +73,11 @@ class SplitOptions:
     reduce_copy_bytes: float = 0.0
 
     @property
+    def narrow_experts(self) -> bool:
+        """Whether experts' matmuls run in fewer than 16 bits."""
+        return (self.expert_dtype or self.dtype).startswith(_NARROW)
+
+    @property
     def narrow(self) -> bool:
         """Whether matmuls run in fewer than 16 bits."""
-        return self.dtype.startswith(("fp8", "fp4", "mxfp8"))
+        return self.dtype.startswith(_NARROW)

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from simpar.errors import Violation
+from simpar.specs.architecture import has_experts
 from simpar.specs.framework import FrameworkSpec
 from simpar.specs.framework_words import Ability
 from simpar.specs.scenario_spec import Scenario
+from simpar.specs.training import BELOW_16_BITS
 
 NARROW: Final = ("adamw-8bit", "adamw-8bit-paged", "adamw-4bit", "adamw-fp8", "lion")
 """Optimizers of torchao, bitsandbytes and their like."""
@@ -44,6 +46,8 @@ def option_conflicts(scenario: Scenario, spec: FrameworkSpec) -> Iterator[Violat
         yield Violation(
             "training.pure_bf16", True, f"contradicts training.precision {training.precision!r}", "bf16 or an fp8 recipe"
         )
+    if training.narrow_modules != "all":
+        yield from _narrow_modules(scenario, spec)
     if training.optimizer_in_backward:
         yield from _in_backward(scenario)
     for field in ("overlap_tp", "overlap_ep") if training.launch_blocking else ():
@@ -62,6 +66,16 @@ def option_conflicts(scenario: Scenario, spec: FrameworkSpec) -> Iterator[Violat
         for name, default in (("base_weights", "auto"), ("lora_adapters", 1), ("lora_modules", "attention"), ("lora_dropout", 0.0)):
             if (value := getattr(training, name)) != default:
                 yield Violation(f"training.{name}", value, "is of low-rank adaptation", 'training.trainable = "lora"')
+
+
+def _narrow_modules(scenario: Scenario, spec: FrameworkSpec) -> Iterator[Violation]:
+    field, given, precision = "training.narrow_modules", scenario.training.narrow_modules, scenario.training.precision
+    if precision not in BELOW_16_BITS:
+        yield Violation(field, given, f"training.precision {precision!r} is not below 16 bits", "all")
+    elif not spec.kernels.separate_casts:
+        yield Violation(field, given, f"{spec.name} has one precision for all", 'all, or framework = "torchtitan"')
+    elif not has_experts(scenario.model):
+        yield Violation(field, given, "the model has no experts", "all")
 
 
 def _in_backward(scenario: Scenario) -> Iterator[Violation]:

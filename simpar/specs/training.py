@@ -17,6 +17,9 @@ BASE_BYTES: Final = {"int8": 1.0 + 4.0 / 4096.0, "nf4": 0.5 + 4.0 / 64.0, "nf4-d
 per 64 weights, which double quantisation turns into a byte and an fp32 per 256 of them (Dettmers et al. 2023, arXiv 2305.14314)."""
 
 Precision = Literal["bf16", "fp16", "fp32", "tf32", "fp8", "fp8-rowwise", "fp8-block", "mxfp8", "nvfp4"]
+BELOW_16_BITS: Final = frozenset({"fp8", "fp8-rowwise", "fp8-block", "mxfp8", "nvfp4"})
+"""Precisions below 16 bits."""
+Part = Literal["linears", "experts"]
 FusedKernel = Literal["norm", "rope", "activation"]
 
 
@@ -106,6 +109,9 @@ class TrainingSpec(Spec):
     """Sequences per micro-batch and data-parallel rank."""
     precision: Precision = "bf16"
     """Of matrix products; fp8 and below name their scaling."""
+    narrow_modules: Literal["all", "linears", "experts"] = "all"
+    """Which products a precision below 16 bits holds for: all, those of linear layers without those of experts, or those of experts
+    alone (torchtitan's quantize.linear and quantize.grouped_mm)."""
     optimizer: Optimizer = "adamw"
     """What each keeps: specs/optimizers.py. 8bit is bitsandbytes', 8bit-paged with its states in host memory, 4bit and fp8 are
     torchao's."""
@@ -167,6 +173,10 @@ class TrainingSpec(Spec):
     base_weights: Literal["auto", "int8", "nf4", "nf4-double"] = "auto"
     """Format of a layer's frozen matrices; auto = 16 bits (fp8 in an fp8 run). nf4-double: its scales are quantised as well, as in
     QLoRA."""
+
+    def narrow_in(self, part: Part) -> bool:
+        """Whether a part's products are below 16 bits."""
+        return self.precision in BELOW_16_BITS and self.narrow_modules in ("all", part)
 
     def fuses(self, kernel: FusedKernel) -> bool:
         """Whether a library makes one kernel of it."""
