@@ -176,7 +176,9 @@ def test_memory_of_frameworks_is_that_of_the_simulation(semantics: str, fix: tup
         ("torchtitan", {"optimizer": "adamw-8bit-paged"}),
         ("plain", {"trainable": "lora", "lora_modules": "all", "base_weights": "nf4", "lora_adapters": 2}),
         ("torchtitan", {"pure_bf16": True, "optimizer": "lion"}),
-        ("transformers", {"cross_entropy": "linear"}),
+        ("transformers", {"cross_entropy": "linear", "fused_kernels": ["norm", "rope"]}),
+        ("transformers", {"trainable": "lora", "lora_modules": "all", "lora_dropout": 0.05}),
+        ("lit-gpt", {"trainable": "lora", "lora_modules": "qv", "lora_dropout": 0.05}),
     ],
 )
 def test_memory_of_fine_tunes_is_that_of_the_simulation(semantics: str, training: dict[str, object]) -> None:
