@@ -556,6 +556,19 @@ def test_frozen_weights_rest_in_the_format_of_the_base(base: str, each: float) -
     assert frozen == pytest.approx(each * IN_MATMULS + 2.0 * OUTSIDE, rel=1e-3)
 
 
+@pytest.mark.parametrize(("name", "version", "base", "inputs"), [
+    ("transformers", "2024-06", "nf4", True), ("transformers", "2024-08", "nf4", False), ("transformers", "2024-06", "auto", False),
+    ("lit-gpt", "2024-06", "nf4", True), ("lit-gpt", "2024-09", "nf4", False), ("torchtune", "2024-06", "nf4", False),
+])  # fmt: skip
+def test_products_of_bitsandbytes_kept_their_inputs(name: str, version: str, base: str, inputs: bool) -> None:
+    """Until its PR 1270, autograd/_functions.py MatMul4Bit: ctx.tensors = (A, B); adapters keep what they read in any case."""
+    made = small(name, version=version, plan={"recompute": "none"}, trainable="lora", lora_modules="qv", base_weights=base)
+    layer = prepare(made).layout.stage_blocks[0][1]
+    kept = dict(layer.saved)
+    assert kept.get("mlp/fc2_in", 0.0) == (2.0 * TOKENS * FFN if inputs else 0.0)
+    assert kept.get("mlp_norm_out", 0.0) == (2.0 * TOKENS * HIDDEN if inputs else 0.0)
+
+
 def test_prime_rl_holds_frozen_weights_in_fp32() -> None:
     """Its optimization_dtype is that of every weight; gathered they are of 16 bits."""
     layout = prepare(lora("prime-rl", plan={"zero_stage": 3})).layout

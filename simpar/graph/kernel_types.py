@@ -39,6 +39,7 @@ class KernelPlan:
         row_probability_bytes: of the routing probability that comes with each row of an expert.
         autocast: weights of fp32 under autocast: embeddings, norms and sums make fp32, products cast what they multiply to 16 bits.
         autocast_powers: autocast computes powers in fp32, and so what is made of them.
+        frozen_inputs: products that train nothing keep what they multiply.
         pairs: how low-rank pairs beside frozen products compute; None where there are none.
     """
 
@@ -58,6 +59,7 @@ class KernelPlan:
     row_probability_bytes: float = 4.0
     autocast: bool = False
     autocast_powers: bool = False
+    frozen_inputs: bool = False
     pairs: Pairs | None = None
     _hash: int = field(init=False, repr=False, compare=False)
 

@@ -75,8 +75,8 @@ def _product(layer: Layer, node: Einsum | Convolution, plan: KernelPlan) -> Kern
     A frozen one keeps nothing, but each low-rank pair beside it what it reads: where that was cast or elements are dropped, a copy.
     """
     if (pairs := plan.pairs) and pairs.kept and pairs.adapted(node):
-        axes = layer.tensor[node.inputs[0]].axes
-        return Kernel(node, keeps=(Kept(f"{node.name}_adapter_in", axes, pairs.kept * pairs.of(node)),))
+        copy = Kept(f"{node.name}_adapter_in", layer.tensor[node.inputs[0]].axes, pairs.kept * pairs.of(node))
+        return Kernel(node, keeps=(copy, _keep(layer, node.inputs[0])) if plan.frozen_inputs else (copy,))
     if read := cast_inputs(layer, node, plan):
         return Kernel(node, keeps=(Kept(f"{node.name}_cast_in", layer.tensor[node.inputs[0]].axes, HALF * read),))
     return Kernel(node, keeps=tuple(_keep(layer, name, _input_bytes(layer, name, plan)) for name in node.inputs))

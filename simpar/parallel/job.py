@@ -139,6 +139,7 @@ class Job:
             and training.trainable == "all"
             and training.precision in ("bf16", "fp16"),
             autocast_powers=spec.optimizer.autocast and training.precision in ("bf16", "fp16"),
+            frozen_inputs=own.quantised_inputs and training.base_weights != "auto",
             pairs=pairs_of_run(training, own, wide=self._fp32_adapters, compiled=compiled),
         )
 

@@ -199,8 +199,10 @@ class LocalLayer:
 
     def frozen(self, kernel: Kernel) -> bool:
         """Whether a product trains nothing: it keeps no input."""
-        node = kernel.node
-        return self.options.lora_rank > 0 and isinstance(node, Einsum) and bool(node.weight) and pairs_of(self, node) is None
+        node, options = kernel.node, self.options
+        if not options.lora_rank or not isinstance(node, Einsum) or not node.weight or pairs_of(self, node) is not None:
+            return False
+        return node.wide or not options.kernels.frozen_inputs  # the head's weight is of 16 bits
 
     def dequantise(self, node: Product) -> MemoryWork | None:
         """The kernel that turns a quantised weight into 16 bits; none where it is no layer's matrix or not quantised."""

@@ -154,13 +154,15 @@ LIT_GPT: Final = (
     Row(
         (2023, 6),
         {"pure_bf16": True, "zero_stage_default": 0, "recompute_default": "none", "gradient_adds": "", "normed_bytes": 4.0,
-         "qkv_copies": 2 / 3, "loss_chunks": 1, "logits_fp32_copies_chunked": 2.5, "fsdp_defers_reduction": True},
+         "qkv_copies": 2 / 3, "loss_chunks": 1, "logits_fp32_copies_chunked": 2.5, "fsdp_defers_reduction": True,
+         "quantised_inputs": True},
         "litgpt pretrain.py: precision bf16-true, weights and optimizer states in bf16; rmsnorm.py multiplies by the weight in "
         "fp32; model.py: queries and keys are turned out of place, values stay a view of what one linear made; Fabric turns the "
         "logits into fp32 (plugins/precision/half.py convert_output), of which each piece's cross-entropy keeps its own to the "
         "backward (utils.py chunked_cross_entropy); every micro-batch but the last of a step runs under no_backward_sync; "
         "lightning-thunder's benchmark_litgpt.py sets the same default dtype",
     ),
+    Row((2024, 8), {"quantised_inputs": False}, "bitsandbytes PR 1270, as under torch-fsdp"),
 )  # fmt: skip
 """Lightning's model of plain modules under Fabric."""
 

@@ -54,8 +54,8 @@ class Kernels(Policy):
         rank_major_gathers: what tensor ranks gather along the sequence is copied into order (torch's functional collectives).
         repeats_keys: keys and values are repeated to as many heads as queries have, and kept so.
         value_views, expert_output_fp32: see graph/kernels.py.
-        qkv_copies: further copies of the packed queries, keys and values kept per layer where keys are not repeated (layouts,
-            rotary out of place).
+        qkv_copies: further copies of packed queries, keys and values per layer whose keys are not repeated (layouts, rotary).
+        quantised_inputs: products with a frozen weight in fewer than 16 bits keep what they multiply all the same.
         narrow_inputs: precisions whose matmuls keep their inputs in that format although the framework otherwise keeps 16 bits.
         fp8_storage: (saved tensor, bytes per element) of what is kept in a narrow format under fp8 beside the inputs of matmuls.
         saves_exchanged_output: under context parallelism by all-to-all the attention output is kept before its exchange as well.
@@ -107,6 +107,7 @@ class Kernels(Policy):
     value_views: bool = False
     expert_output_fp32: bool = False
     qkv_copies: float = 0.0
+    quantised_inputs: bool = False
     narrow_inputs: tuple[str, ...] = ()
     fp8_storage: tuple[tuple[str, float], ...] = ()
     saves_exchanged_output: bool = False

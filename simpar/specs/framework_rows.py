@@ -238,7 +238,7 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
         "llm-foundry",
         (Row((2023, 3),
              {"fused_norm": False, "loss": "unfused", "logits_fp32_copies": 2.0, "optimizer_traffic_bytes": 92.0,
-              "fsdp_reduce_copy_bytes": 4.0, "offload_blocks_compute": True},
+              "fsdp_reduce_copy_bytes": 4.0, "offload_blocks_compute": True, "quantised_inputs": True},
              "FSDP1's gradients of views are joined to that of the flat parameter; plain torch modules under FSDP1: norm and "
              "rotary embedding as chains of elementary kernels (transformers and foundation-model-stack sources; no compile before "
              "fms-fsdp PR 45), torch's SDPA with FlashAttention 1 (torch 2.0); foreach AdamW counted from torch 2.2 "
@@ -247,7 +247,9 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
              "saves"),
          Row((2023, 9), {"attention": (("", "fa2"),)}, "transformers with FlashAttention 2 (2023-09), torch 2.2 SDPA (2024-01); "
              "checkpoints of torch 2.1 stop early here too (CheckpointImpl.NO_REENTRANT in fms-fsdp, Modalities, AWS's example) "
-             "and this is not priced: its runs are too fast by as much already, and what slows them is not known")),
+             "and this is not priced: its runs are too fast by as much already, and what slows them is not known"),
+         Row((2024, 8), {"quantised_inputs": False}, "bitsandbytes PR 1270 (0.43.2): MatMul4Bit kept its input for a gradient that "
+             "it does not make")),
     ),
     "tinyllama": (
         "torch-fsdp",
