@@ -225,6 +225,30 @@ local_batch_size = 4
     assert load(dense, hardware="dgx-b200", num_nodes=1).scenario.training.narrow_modules == "all"
 
 
+@pytest.mark.parametrize(("components", "compiled"), [(["model", "loss"], True), (["model"], "model"), (["loss"], False)])
+def test_a_loss_outside_the_compiled_model(components: list[str], compiled: bool | str) -> None:
+    text = f"""
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 1
+[parallelism]
+[compile]
+enable = true
+components = {components!r}
+"""
+    scenario = load(text, hardware="dgx-h100", num_nodes=1).scenario
+    assert scenario.training.compile == compiled
+    written = tomllib.loads(configuration(scenario))["compile"]
+    assert (written["enable"], written["components"]) == (bool(compiled), components if compiled else ["model", "loss"])
+    table = scenario.model_dump(mode="json")
+    long = {"sequence_length": 32768, "cross_entropy": "unfused"}
+    made = [{**table["training"], **long, "compile": c} for c in (True, "model")]
+    peaks = [max(r.allocated_bytes for r in simulate(make_scenario({**table, "training": t})).memory) for t in made]
+    assert peaks[0] < peaks[1]
+
+
 def test_memory_options_of_a_configuration() -> None:
     text = """
 [model]

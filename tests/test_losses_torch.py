@@ -47,6 +47,17 @@ def _most_asked(step: Callable[[], None]) -> float:
     return float(max(accumulate(asked)))
 
 
+def test_a_loss_of_16_bit_logits_makes_no_fp32() -> None:
+    """Logits, their log-softmax, its gradient and that of the logits, two bytes each."""
+    logits = torch.zeros(TOKENS, WORDS, dtype=torch.bfloat16, requires_grad=True)
+
+    def step() -> None:
+        torch.nn.functional.cross_entropy(logits, torch.zeros(TOKENS, dtype=torch.long)).backward()
+
+    loss = loss_of(framework("torchtitan", "2026-04"), "half", compiled=True, tp=1, sizes=SIZES)
+    assert _most_asked(step) + logits.nbytes == pytest.approx((2.0 + 4.0 * loss.fp32_copies) * logits.numel(), rel=0.01)
+
+
 def _worst_backward() -> float:
     """Most bytes that the backward of a loss by pieces over whole logits asks for."""
 

@@ -262,7 +262,7 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
     if framework.kernels.separate_casts and (parts := narrow_modules(row)) != "all":
         table["narrow_modules"] = parts
     if row.get("compile") is not None:
-        table["compile"] = bool(row["compile"])
+        table["compile"] = "model" if row["compile"] == "model" else bool(row["compile"])
     if dtype := re.search(r"fp32|bf16|fp16", str(row.get("grad_dtype") or "")):
         table["gradient_dtype"] = dtype[0]
     if task.startswith("lora"):

@@ -146,7 +146,7 @@ def _training(scenario: Scenario) -> dict[str, Any]:
             scenario, training.gradient_dtype or spec.optimizer.gradients(training.precision, scenario.plan.pp)
         ),
         "loss_parallel": _chosen(training.loss_parallel, spec.head.logits_vocab_parallel) if scenario.plan.tp > 1 else None,
-        "compile": spec.kernels.compile if training.compile is None else training.compile,
+        "compile": _compiled(training.compile, spec),
         "cuda_graph_scope": training.cuda_graph_scope if training.cuda_graphs else None,
         # Who goes to which expert is not a setting of the run, but a fixed capacity is.
         "routing": training.routing.capacity_factor,
@@ -154,6 +154,13 @@ def _training(scenario: Scenario) -> dict[str, Any]:
         "lora_rank": training.lora_rank if training.trainable == "lora" else None,
     }
     return {f"training.{name}": value for name, value in found.items()}
+
+
+def _compiled(asked: bool | str | None, spec: FrameworkSpec) -> bool | str:
+    """What is compiled; a loss that the framework never compiles makes no difference."""
+    if asked is None:
+        return spec.kernels.compile
+    return asked if spec.head.logits_fp32_copies_compiled is not None else bool(asked)
 
 
 def _gradient_dtype(scenario: Scenario, dtype: str) -> str:

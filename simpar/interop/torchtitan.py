@@ -15,7 +15,7 @@ from simpar.interop.meaning import data_ranks, meaning, recompute_of, schedule_n
 from simpar.interop.scenario_text import toml_value
 from simpar.interop.torchtitan_import import CP_STYLES, read_config, schedule_names
 from simpar.interop.torchtitan_models import MAIN_ONLY, PLAIN_ONLY, Key, key_of, known_flavors
-from simpar.interop.torchtitan_recipe import recipe
+from simpar.interop.torchtitan_recipe import compiled_parts, recipe
 from simpar.specs.architecture import TokenModel, has_experts
 from simpar.specs.counts import resolved_dp, resolved_etp
 from simpar.specs.scenario import Scenario
@@ -114,7 +114,7 @@ def sections(scenario: Scenario, key: Key) -> Sections:
         "training": _training(scenario),
         "parallelism": _parallelism(scenario),
         "activation_checkpoint": _checkpoint(scenario),
-        "compile": {"enable": bool(meaning(scenario)["training.compile"]), "components": ["model", "loss"]},
+        "compile": {"enable": bool(meaning(scenario)["training.compile"]), "components": compiled_parts(scenario)},
     }
     if training.routing.kind == "balanced" and getattr(scenario.model, "moe", None) is not None:
         found["debug"] = {"moe_force_load_balance": True}

@@ -321,13 +321,13 @@ def _training(v: _Values, *, experts: bool) -> dict[str, Any]:
     }
 
 
-def _compiled(v: _Values) -> bool:
+def _compiled(v: _Values) -> bool | str:
     enabled = bool(v.get("compile.enable", v.get("training.compile", False)))
     components = v.get("compile.components", ["model", "loss"])
     if enabled and "model" not in components:
         v.warnings.append(f"compile.components = {components}: the model is taken to run eagerly, and so is the loss")
         return False
-    return enabled
+    return "model" if enabled and "loss" not in components else enabled
 
 
 class _Batch:

@@ -17,6 +17,11 @@ COMMIT: Final = "b5bcd76c6 (21 August 2026)"
 _DISPATCHERS: Final = {"deepep": "deepep", "hybridep": "hybridep"}
 
 
+def compiled_parts(scenario: Scenario) -> list[str]:
+    """Components that torchtitan compiles."""
+    return ["model"] if scenario.training.compile == "model" else ["model", "loss"]
+
+
 def limits(scenario: Scenario) -> list[str]:
     """What the recipe cannot say though the TOML file can, one sentence each."""
     found, spec = [], recompute_of(scenario)
@@ -77,7 +82,7 @@ def recipe(scenario: Scenario, key: tuple[str, str], parts: list[list[str]], ass
     )
 """
     if meaning(scenario)["training.compile"]:
-        body += '    config.compile = CompileConfig(enable=True, components=["model", "loss"]'
+        body += f"    config.compile = CompileConfig(enable=True, components={json.dumps(compiled_parts(scenario))}"
         body += ", enable_async_tensor_parallel=True)\n" if plan.overlap_tp and plan.tp > 1 else ")\n"
     body += "    return config\n"
     description = f'"""{scenario.name}: torchtitan main at {COMMIT}.'.replace("\\", "/")

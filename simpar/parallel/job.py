@@ -92,7 +92,7 @@ class Job:
     def compiled(self) -> bool:
         """Whether layers run as compiled graphs."""
         own, asked = self.framework.kernels, self.training.compile
-        return (own.compile if asked is None else asked) and (own.compiles_checkpoints or not self._asked_recompute.full)
+        return bool(own.compile if asked is None else asked) and (own.compiles_checkpoints or not self._asked_recompute.full)
 
     @cached_property
     def kernels(self) -> KernelPlan:
@@ -101,7 +101,8 @@ class Job:
         own, compiled = spec.kernels, self.compiled
         model, tokens = self.scenario.model, training.micro_batch_size * training.sequence_length / plan.cp
         width = (float(model.vocab_size), float(model.hidden_size)) if isinstance(model, TransformerSpec) else (1.0, 1.0)
-        loss = loss_of(spec, training.cross_entropy, compiled=compiled, tp=plan.tp, sizes=(tokens, *width))
+        in_graph = compiled and training.compile != "model"
+        loss = loss_of(spec, training.cross_entropy, compiled=in_graph, tp=plan.tp, sizes=(tokens, *width))
         fp8 = training.narrow_in("linears")
         narrow = fp8 and (not own.saves_gathered_input or training.precision in own.narrow_inputs)
         here: dict[str, Any] = {

@@ -19,7 +19,7 @@ class Loss:
     """A loss as one run computes it.
 
     Attributes:
-        kind: fused, unfused, chunked, linear or tiled.
+        kind: fused, unfused, half, chunked, linear or tiled.
         kernel: class of its kernels.
         moved_bytes: bytes per logit they move forward and backward.
         fp32_copies: fp32 tensors of the logits' size alive at the peak beside the 16-bit ones.
@@ -38,6 +38,8 @@ class Loss:
 _COMPILED: Final = 0.5
 """fp32 copies that a compiled loss over a cast to fp32 keeps of what it works on: the 16-bit logits, which it turns into their
 gradient (tests/test_losses_torch.py)."""
+_HALF: Final = 1.5
+"""fp32 copies of logits whose log-softmax, its gradient and their own are all of 16 bits (tests/test_losses_torch.py)."""
 FUSED: Final = Loss("fused", "cross_entropy", (6.0, 6.0), 1.0)
 """In place, with one fp32 copy of the logits."""
 
@@ -71,6 +73,7 @@ def loss_of(spec: FrameworkSpec, wanted: str, *, compiled: bool, tp: int, sizes:
     """
     kind = spec.head.loss if wanted == "auto" else cast(LossKind, wanted)
     work = {name: (kernel, (forward, backward)) for name, kernel, forward, backward in spec.head.loss_work}
+    compiled = compiled and kind != "half"
     in_graph = compiled and kind == "unfused" and spec.head.logits_fp32_copies_compiled is not None
     if kind not in work:
         raise InternalError(f"{spec.name} has no loss {kind!r}")
@@ -94,6 +97,8 @@ def _copies(spec: FrameworkSpec, kind: LossKind, *, asked: bool, compiled: bool,
     """fp32 tensors of logits size alive at the peak; `asked`: the run names its loss."""
     if kind == "fused" and asked and spec.head.logits_fp32_copies_fused is not None:
         return spec.head.logits_fp32_copies_fused
+    if kind == "half":
+        return _HALF
     if compiled and spec.head.logits_fp32_copies_compiled is not None:
         return spec.head.logits_fp32_copies_compiled
     if kind == "chunked" and spec.head.logits_fp32_copies_chunked is not None:

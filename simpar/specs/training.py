@@ -128,15 +128,16 @@ class TrainingSpec(Spec):
     attention_kernel: Literal["auto", "unfused", "fa1", "fa2", "fa3", "fa4", "flex", "cudnn", "efficient"] = "auto"
     """auto = the framework's of that time on that GPU. efficient: torch's memory-efficient kernel under a mask that is a tensor,
     which scaled_dot_product_attention runs for a padded batch; it leaves no pair out."""
-    cross_entropy: Literal["auto", "unfused", "fused", "chunked", "linear", "tiled"] = "auto"
-    """unfused: torch's on an fp32 copy of the logits; fused: one kernel that turns 16-bit logits into their gradient; chunked: by
-    pieces of the sequence; linear: head and loss in one (Liger's fused linear cross-entropy), which never keeps logits; tiled: the
-    same by tiles whose logits are computed again in the backward (TRL, prime-rl's RL, cut cross-entropy); auto: the framework's."""
+    cross_entropy: Literal["auto", "unfused", "half", "fused", "chunked", "linear", "tiled"] = "auto"
+    """unfused: torch's on an fp32 copy of the logits; half: on 16-bit logits as they are (own loops without autocast); fused: one
+    kernel that turns 16-bit logits into their gradient; chunked: by pieces of the sequence; linear: head and loss in one (Liger's
+    fused linear cross-entropy), which never keeps logits; tiled: the same by tiles whose logits are computed again in the backward
+    (TRL, prime-rl's RL, cut cross-entropy); auto: the framework's."""
     loss_parallel: bool | None = None
     """The loss runs over a vocabulary split over tensor ranks; false: each gathers the logits first (torchtitan's
     disable_loss_parallel, transformers' colwise_gather_output); none = as the framework does."""
-    compile: bool | None = None
-    """torch.compile; open: the default of the framework."""
+    compile: bool | Literal["model"] | None = None
+    """torch.compile, of the loss too where the framework compiles it, or of the model alone; open: the default of the framework."""
     fused_kernels: FusedKernels = False
     """Norm, rotary embedding and gated activation by a library's single kernels in a model of plain modules (Liger, Unsloth): true,
     or a list of those that are (norm, rope, activation)."""
