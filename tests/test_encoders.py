@@ -32,7 +32,7 @@ def weights(scenario: Scenario) -> tuple[float, float]:
     """(trained, frozen) weights of all stages."""
     layout = prepare(scenario, detail="stage").layout
     blocks = [b for stage in layout.stage_blocks for b in stage]
-    return sum(layout.trained(b) for b in blocks), sum(b.frozen_parameters for b in blocks)
+    return sum(sum(layout.trained(b)) for b in blocks), sum(b.frozen_parameters for b in blocks)
 
 
 def test_all_weights_are_there_and_the_work_is_that_of_all_tokens() -> None:

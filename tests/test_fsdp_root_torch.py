@@ -230,7 +230,7 @@ def test_the_search_gathers_the_same(training: dict[str, Any]) -> None:
     blocks = layout.stage_blocks[0]
     expected = Gathers.of(layout, blocks)
     held = np.array([[b.dense_parameters + b.expert_parameters for b in blocks]])
-    trained, root = np.array([[layout.trained(b) for b in blocks]]), np.array([root_weights(layout, blocks)])
+    trained, root = np.array([[sum(layout.trained(b)) for b in blocks]]), np.array([root_weights(layout, blocks)])
     gathered = Gathered(layout.state_bytes.gather, layout.state_bytes.reduce, 1, head=head_gradient_bytes(layout))
     found = _gathers(held, trained, root, np.array([True]), gathered)
     for one, name in zip(found, ("forward", "begin", "end"), strict=True):

@@ -191,6 +191,20 @@ def test_memory_of_fine_tunes_is_that_of_the_simulation(semantics: str, training
         assert allocated == pytest.approx(np.array([rank.allocated_bytes for rank in result.memory]), rel=1e-6), str(choice)
 
 
+@pytest.mark.parametrize("semantics", ["megatron-core", "torchtitan"])
+def test_memory_of_adapters_of_experts_is_that_of_the_simulation(semantics: str) -> None:
+    training = {"trainable": "lora", "lora_modules": "all", "lora_rank": 32}
+    space = space_of("qwen3-30b-a3b", nodes=1, batch=16, sequence=512, semantics=semantics, training=training,
+                     fix=("pp=1", "offload_activations=0", "offload_optimizer=false"))  # fmt: skip
+    branch, spread = Branch(space), set()
+    for choice in layouts(branch, 6, 11):
+        result = simulate(choice.scenario(space.template), detail="stage")
+        allocated = branch.design_bounds.allocated(choice)
+        assert allocated == pytest.approx(np.array([rank.allocated_bytes for rank in result.memory]), rel=1e-6), str(choice)
+        spread.add(choice.group.ep)
+    assert max(spread) > 1
+
+
 def test_memory_of_ddp_buckets_is_that_of_the_simulation() -> None:
     space = space_of("llama3.1-8b", nodes=1, batch=16, sequence=512, semantics="transformers",
                      fix=("pp=1", "tp=1", "zero_stage=0", "offload_activations=0", "offload_optimizer=false"))  # fmt: skip

@@ -359,7 +359,7 @@ def test_models_with_one_matrix_of_queries_keys_and_values_cast_and_adapt_once(t
     layout = run(pure_bf16=False)
     assert dict(layout.stage_blocks[0][1].saved)["attention/qkv_cast_in"] == 2 * TOKENS * HIDDEN
     adapted = run(trainable="lora", lora_rank=8)
-    assert adapted.trained(adapted.stage_blocks[0][1]) == 8 * ((HIDDEN + 3 * HIDDEN) + 2 * HIDDEN)
+    assert sum(adapted.trained(adapted.stage_blocks[0][1])) == 8 * ((HIDDEN + 3 * HIDDEN) + 2 * HIDDEN)
 
 
 @pytest.mark.parametrize("changes", [{"pure_bf16": True}, {"trainable": "lora"}, {"precision": "tf32"}])
@@ -382,14 +382,31 @@ def test_every_adapted_matrix_has_a_pair(name: str, shared: int, modules: str) -
     """r (in + out) of every linear; Megatron's packed products have one A for queries, keys and values and for gate and up, and for
     queries and values alone the whole of that product's pair."""
     layout = prepare(lora(name, lora_modules=modules)).layout
-    trained = sum(layout.trained(b) for b in layout.stage_blocks[0])
+    trained = sum(sum(layout.trained(b)) for b in layout.stage_blocks[0])
     attention = QKV + PROJ - shared * 2 * 8 * HIDDEN
     if modules == "qv":
         attention = QKV - shared * 2 * 8 * HIDDEN if shared else 8 * 2 * (2 * HIDDEN)
     feed_forward = GATE_UP + DOWN - shared * 8 * HIDDEN
     assert trained == LAYERS * (attention + (feed_forward if modules == "all" else 0))
     several = prepare(lora(name, lora_modules=modules, lora_adapters=4)).layout
-    assert sum(several.trained(b) for b in several.stage_blocks[0]) == 4 * trained
+    assert sum(sum(several.trained(b)) for b in several.stage_blocks[0]) == 4 * trained
+
+
+def test_adapters_of_experts_are_as_expert_as_they() -> None:
+    """Each rank holds those of its experts alone: nothing of them is sharded or reduced over the other ranks' (Megatron-Core)."""
+    table = {
+        "model": "qwen3-30b-a3b", "framework": "megatron-core", "cluster": {"hardware": "dgx-h100", "num_nodes": 1},
+        "plan": {"ep": 8, "zero_stage": 1},
+        "training": {"sequence_length": 1024, "global_batch_size": 8, "trainable": "lora", "lora_rank": 16, "lora_modules": "all"},
+    }  # fmt: skip
+    layout = prepare(make_scenario(table)).layout
+    blocks = layout.stage_blocks[0]
+    dense, experts = layout.block_parameters(0, 0, len(blocks), trainable=True)
+    moe, hidden, layers, rank = 768, 2048, 48, 16
+    assert experts == layers * (128 / 8) * rank * (2 * moe + hidden + moe + hidden)
+    assert dense == sum(b.lora_parameters for b in blocks) - experts > 0.0
+    found = dict(static_state(layout, [0]))
+    assert found["optimizer"] == pytest.approx(12.0 * (dense / 8 + experts))
 
 
 def test_narrow_products_of_linears_or_of_experts_alone() -> None:

@@ -30,7 +30,7 @@ class LocalBlock:
         transient: bytes of the largest gradient pair alive in the backward.
         deferred: bytes that stay from the input gradient to the weight gradient where the two are apart.
         dense_parameters, expert_parameters: weights on this rank.
-        lora_parameters: trained weights under low-rank adaptation.
+        lora_parameters, lora_experts: trained weights under low-rank adaptation; those beside experts among them.
         frozen_parameters: weights on this rank where nothing of the layer is trained; those above are 0 then.
         frozen_experts: those of experts among them.
         model_flops: forward FLOPs of the whole micro-batch over all ranks, causal attention halved.
@@ -49,6 +49,7 @@ class LocalBlock:
     dense_parameters: float
     expert_parameters: float
     lora_parameters: float
+    lora_experts: float
     frozen_parameters: float
     frozen_experts: float
     model_flops: float
@@ -145,12 +146,14 @@ def split_block(layer: Layer, options: SplitOptions) -> LocalBlock:
     flops = _flops(layer)
     own = [node for node in layer.nodes if node.name not in options.borrowed]
     held = [(lists.layout(node) == "expert", lists.shards.weights(node)) for node in own]
+    pairs = [(lists.layout(node) == "expert", trained_weights(lists, node)) for node in layer.nodes]
     return LocalBlock(
         name=layer.name, forward=forward, backward=backward, saved=saved, working=working,
         transient=transient(lists), deferred=lists.deferred(),
         dense_parameters=sum(amount for experts, amount in held if not experts),
         expert_parameters=sum(amount for experts, amount in held if experts),
-        lora_parameters=sum(trained_weights(lists, node) for node in layer.nodes), frozen_parameters=0.0, frozen_experts=0.0,
+        lora_parameters=sum(amount for _, amount in pairs), lora_experts=sum(amount for experts, amount in pairs if experts),
+        frozen_parameters=0.0, frozen_experts=0.0,
         model_flops=sum(flops.values()),
         attention_flops=sum(flops[node.name] for node in layer.nodes if isinstance(node, Attention)),
         repeated_flops=sum(flops[n] for n in frozenset(lists.cut.repeated)) + sum(flops[n] * s for n, s in lists.cut.parts),
@@ -165,7 +168,7 @@ def _forward_alone(lists: Lists, forward: tuple[LocalOp, ...]) -> LocalBlock:
     held = [(lists.layout(n) == "expert", lists.shards.weights(n)) for n in layer.nodes if n.name not in lists.options.borrowed]
     return LocalBlock(
         name=layer.name, forward=forward, backward=(), saved=(), working=0.0, transient=0.0, deferred=0.0,
-        dense_parameters=0.0, expert_parameters=0.0, lora_parameters=0.0,
+        dense_parameters=0.0, expert_parameters=0.0, lora_parameters=0.0, lora_experts=0.0,
         frozen_parameters=sum(amount for _, amount in held), frozen_experts=sum(amount for experts, amount in held if experts),
         model_flops=sum(flops.values()),
         attention_flops=sum(flops[node.name] for node in layer.nodes if isinstance(node, Attention)), repeated_flops=0.0,

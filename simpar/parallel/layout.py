@@ -310,15 +310,15 @@ class Layout(Job):
     def block_parameters(self, stage: int, first: int, last: int, *, trainable: bool = False) -> tuple[float, float]:
         """(dense, expert) weights of blocks [first, last) of a stage on one rank; of those, the trained ones."""
         blocks = self.stage_blocks[stage][first:last]
-        if trainable and self.options.lora_rank:
-            return sum(self.trained(b) for b in blocks), 0.0
-        return sum(b.dense_parameters for b in blocks), sum(b.expert_parameters for b in blocks)
+        parts = [self.trained(b) if trainable else (b.dense_parameters, b.expert_parameters) for b in blocks]
+        return sum(dense for dense, _ in parts), sum(expert for _, expert in parts)
 
-    def trained(self, block: LocalBlock) -> float:
-        """Weights of a block that are trained: all, or those of the adapters."""
+    def trained(self, block: LocalBlock) -> tuple[float, float]:
+        """(Dense, expert) weights of a block that are trained: all, or those of the adapters beside them."""
         if self.options.lora_rank:
-            return block.lora_parameters * self.training.lora_adapters
-        return block.dense_parameters + block.expert_parameters
+            held = self.training.lora_adapters
+            return (block.lora_parameters - block.lora_experts) * held, block.lora_experts * held
+        return block.dense_parameters, block.expert_parameters
 
     @cached_property
     def tied_extra(self) -> float:

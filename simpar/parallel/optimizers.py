@@ -104,7 +104,7 @@ def _of_node(local: LocalLayer, node: Node) -> list[Matrix]:
 def _lora(local: LocalLayer, node: Node) -> list[Matrix]:
     trained = trained_weights(local, node)
     rank = local.options.lora_rank
-    return [Matrix(rank, round(trained / rank))] if trained else []
+    return [Matrix(rank, round(trained / rank), expert=local.layout(node) == "expert")] if trained else []
 
 
 def more_moments(kind: OptimizerKind, blocks: Iterable[LocalBlock]) -> tuple[float, float]:
@@ -114,8 +114,9 @@ def more_moments(kind: OptimizerKind, blocks: Iterable[LocalBlock]) -> tuple[flo
         return 0.0, 0.0
     found = [0.0, 0.0]
     for block in blocks:
-        totals = (block.lora_parameters, 0.0) if block.options.lora_rank else (block.dense_parameters, block.expert_parameters)
-        others = list(totals)
+        others = [block.dense_parameters, block.expert_parameters]
+        if block.options.lora_rank:
+            others = [block.lora_parameters - block.lora_experts, block.lora_experts]
         for matrix in matrices([block]):
             if kind.orthogonalises and matrix.outside:
                 continue

@@ -112,7 +112,7 @@ class Gathers:
         state, data = layout.state_bytes, layout.framework.data
         ahead = data.fsdp_prefetch_groups
         held = [b.dense_parameters + b.expert_parameters + b.frozen_parameters for b in blocks]
-        trained = [layout.trained(b) for b in blocks]
+        trained = [sum(layout.trained(b)) for b in blocks]
         # Gradients are as wide as what is computed with.
         own = [b.options.kernels.element * p for b, p in zip(blocks, trained, strict=True)]
         if at_loss := any(name == "head/logits" for name, _ in blocks[-1].saved):

@@ -126,14 +126,15 @@ def static_state(layout: Layout, stages: list[int]) -> tuple[tuple[str, float], 
     if layout.training.optimizer == "none":
         return (("parameters", a.parameters + b.parameters + frozen_parameters(layout, stages)), *beside)
     if layout.options.lora_rank:
-        trained = sum(layout.block_parameters(s, 0, len(layout.stage_blocks[s]), trainable=True)[0] for s in stages)
-        own = state_memory(trained, state, zero, layout.shard_ranks)
+        parts = np.array([layout.block_parameters(s, 0, len(layout.stage_blocks[s]), trainable=True) for s in stages]).sum(0)
+        ranks = layout.shard_ranks, layout.expert_shard_ranks
+        both = [state_memory(float(n), state, zero, shards) for n, shards in zip(parts, ranks, strict=True)]
         frozen = frozen_parameters(layout, stages)
-        parameters = 0.0 if layout.plan.offload.parameters else frozen + own.parameters
-        optimizer = 0.0 if layout.states_away else own.optimizer + more
-        buckets = trained * state.bucket
+        parameters = 0.0 if layout.plan.offload.parameters else frozen + sum(own.parameters for own in both)
+        optimizer = 0.0 if layout.states_away else sum(own.optimizer for own in both) + more
+        buckets = float(parts.sum()) * state.bucket
         more_beside = (("communication_buffers", buckets), *beside) if buckets else beside
-        gradients = 0.0 if layout.gradients_away else own.gradients
+        gradients = 0.0 if layout.gradients_away else sum(own.gradients for own in both)
         return (("parameters", parameters), ("gradients", gradients), ("optimizer", optimizer), *more_beside)
     # States in host memory leave the fp32 weights on the device only where the update runs there (paged moments).
     offloaded = layout.states_away

@@ -210,7 +210,7 @@ class Sharded:
             return
         block, trace, state = self.layout.stage_blocks[stage][index], self.trace, self.layout.state_bytes
         weights = [w for w, _ in trace.lives(stage, block).weights]
-        share = self.layout.trained(block) / (sum(weights) or 1.0) if self.layout.options.lora_rank else 1.0
+        share = sum(self.layout.trained(block)) / (sum(weights) or 1.0) if self.layout.options.lora_rank else 1.0
         at_loss = any(name == "head/logits" for name, _ in block.saved)
         element = head_gradient_bytes(self.layout) if at_loss else state.gather
         own = [trace.ask(w * share * element) for w in weights]

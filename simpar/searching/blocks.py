@@ -106,7 +106,8 @@ class BlockTable:
         outputs: float array [kinds], bytes that a forward leaves to the end of the step.
         root: float array [kinds], weights that stay gathered under full sharding; held: bytes that a backward keeps there, twice.
         shapes: of each kind, bytes of what stands for weight gradients, by shape.
-        dense, expert, lora: float arrays [kinds], weights; the trained ones of low-rank adaptation.
+        dense, expert, lora, lora_expert: float arrays [kinds], weights; the trained ones of low-rank adaptation, of experts' among
+            them.
         frozen_dense, frozen_expert: float arrays [kinds], bytes of weights that it leaves frozen.
         pass_s: host seconds of every pass of a stage.
         sharded: the same with what blocks hold where weights are fully sharded; none = no different.
@@ -129,6 +130,7 @@ class BlockTable:
     dense: FloatArray
     expert: FloatArray
     lora: FloatArray
+    lora_expert: FloatArray
     frozen_dense: FloatArray
     frozen_expert: FloatArray
     pass_s: float
@@ -152,7 +154,7 @@ class BlockTable:
     def holds(self) -> bytes:
         """What tells two tables apart in what their blocks hold."""
         columns = (self.kept, self.logits, self.working, self.transient, self.transient_sharded, self.deferred, self.outputs,
-                   self.dense, self.expert, self.lora, self.root, self.held)  # fmt: skip
+                   self.dense, self.expert, self.lora, self.lora_expert, self.root, self.held)  # fmt: skip
         return b"".join(c.tobytes() for c in columns)
 
 
@@ -180,6 +182,7 @@ class Column:
     dense: float
     expert: float
     lora: float
+    lora_expert: float
     frozen_dense: float
     frozen_expert: float
 
@@ -200,6 +203,7 @@ class Column:
         kept, logits, working, transient, deferred, _ = block_bytes(
             block, 0.0, 0.0, releases=layout.framework.pipeline.input_gradient_releases
         )
+        trained = layout.trained(block)
         copies = 4.0 * block.options.kernels.loss.fp32_copies
         outputs = logits * 2.0 / (2.0 + copies) * layout.framework.pipeline.keeps_last_outputs
         return cls(
@@ -207,7 +211,7 @@ class Column:
             _bare_transient(block) if sharded else 0.0, deferred, outputs, sum(root_weights(layout, [block])),
             held_by_frozen(layout, block), LocalLayer(block.layer, block.options).weight_shapes(),
             block.dense_parameters, block.expert_parameters,
-            layout.trained(block) if layout.options.lora_rank else 0.0,
+            *((sum(trained), trained[1]) if layout.options.lora_rank else (0.0, 0.0)),
             layout.frozen_bytes(block) * (block.frozen_parameters + (block.dense_parameters if layout.options.lora_rank else 0.0)),
             layout.frozen_bytes(block) * block.expert_parameters if layout.options.lora_rank else 0.0,
         )  # fmt: skip
@@ -223,7 +227,7 @@ def no_longer(columns: Sequence[Column], sharded: int) -> tuple[Column, Column]:
     return replace(columns[0], **least), replace(columns[sharded], **least)
 
 
-_EMPTY: Final = Column(_ZEROS, _ZEROS, _ZEROS, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, {}, 0.0, 0.0, 0.0, 0.0, 0.0)
+_EMPTY: Final = Column(_ZEROS, _ZEROS, _ZEROS, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, {}, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 _BY_PHASE: Final = ("seconds", "host", "compute")
 _PLAIN: Final = tuple(f.name for f in fields(Column) if f.name not in (*_BY_PHASE, "shapes"))
 _plain_of: Final = attrgetter(*_PLAIN)

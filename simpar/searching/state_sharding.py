@@ -327,16 +327,16 @@ class Shardings:
     def _lora_bytes(self, cut: Cut, per: FloatArray) -> StateBytes:
         """Frozen weights in their format, and the states of the trained pairs."""
         counts = cut.composition.counts
-        trained = cut.held @ (counts @ cut.table.lora)
+        every, beside = cut.held @ (counts @ cut.table.lora), cut.held @ (counts @ cut.table.lora_expert)
         dense, expert = cut.held @ (counts @ cut.table.frozen_dense), cut.held @ (counts @ cut.table.frozen_expert)
         resting, optimizer = (np.zeros((len(self.states), len(cut.weights))) for _ in range(2))
         for index, state in enumerate(self.states):
             layout = self.pricing.state_layout(self.group, self.variant, state).layout
             split = (layout.shard_ranks, layout.expert_shard_ranks) if state.zero_stage == 3 else (1, 1)
             frozen = 0.0 if state.offload_parameters else dense / split[0] + expert / split[1]
-            each = per[index, 0, 0] + self._ddp_buckets[index]
-            resting[index] = frozen + trained * each + self.pricing.workspace_bytes
-            optimizer[index] = trained * per[index, 0, 1]
+            states = (every - beside)[:, None] * per[index, 0] + beside[:, None] * per[index, 1]
+            resting[index] = frozen + states[:, 0] + every * self._ddp_buckets[index] + self.pricing.workspace_bytes
+            optimizer[index] = states[:, 1]
         return StateBytes(resting, optimizer)
 
 
