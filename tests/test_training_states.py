@@ -708,12 +708,13 @@ def test_a_narrow_format_is_what_an_nvfp4_matmul_keeps() -> None:
 def test_recomputed_layers_run_eager_where_their_forward_cannot_be_traced() -> None:
     """torch utils/checkpoint.py: a checkpointed call with a graph break inside is not compiled, nor what it calls."""
 
-    def fused(name: str, recompute: str) -> bool:
+    def fused(name: str, recompute: str, version: str = "2026-01") -> bool:
         plan = {"zero_stage": 3, "recompute": recompute}
-        return Layout.of(small(name, 8, "2026-01", plan, compile=True), 1).kernels.library.fused_norm
+        return Layout.of(small(name, 8, version, plan, compile=True), 1).kernels.library.fused_norm
 
     assert fused("prime-rl", "none")
     assert not fused("prime-rl", "full")
+    assert fused("prime-rl", "full", "2026-10")  # pull requests 3753 and 3754: no break is left
     assert fused("torchtitan", "full")
 
 
