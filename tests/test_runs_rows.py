@@ -732,6 +732,8 @@ def test_tables_of_pytorch_s_repositories_may_be_from_its_own_machines(changes: 
             "weights": [USUAL, pytest.approx(1 - USUAL)],
         }
 
+        ({"source": "torchtitan issue 1789"}, "dgx-h100", False),
+        ({"source": "torchtitan pull request 1690"}, "dgx-h100-96gb-500w", True),
 
 @pytest.mark.parametrize(
     ("text", "values"),
