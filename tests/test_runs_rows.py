@@ -218,6 +218,7 @@ def test_months_take_the_best_evidence() -> None:
         ("bf16", "bf16"), ("fp16 mixed", "fp16"), ("FP8-CS", "fp8"), ("FP8-MX", "mxfp8"), ("MXFP8", "mxfp8"),
         ("fp8 (fine-grained 1x128/128x128)", "fp8-block"), ("fp8 blockwise", "fp8-block"), ("NVFP4", "nvfp4"),
         ("nvfp4 (FP4=True, NVTE_DPA_FP8=True)", "nvfp4"), ("fp8 (float8 tensorwise linear, fp8 all-gather) + bf16", "fp8"),
+        ("mxfp4 (last 5 layers bf16)", "nvfp4"), ("FP4", "nvfp4"),
     ],
 )  # fmt: skip
 def test_precisions(text: str, precision: str) -> None:

@@ -93,7 +93,7 @@ _MLPERF_ROUNDS: Final[dict[str, Month]] = {
 _MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 
 PRECISIONS: Final = (
-    (r"nvfp4|\bfp4", "nvfp4"),
+    (r"(nv|mx|\b)fp4", "nvfp4"),
     (r"mxfp8|fp8[- ]?mx", "mxfp8"),
     (r"fp8.*(block|fine-grained|1x128|128x128|deepgemm)|block.*fp8", "fp8-block"),
     (r"(fp8|float8).*row-?wise|row-?wise.*(fp8|float8)", "fp8-rowwise"),
