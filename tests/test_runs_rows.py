@@ -199,6 +199,9 @@ def test_every_schedule_rule_names_a_schedule(name: str) -> None:
         ({"framework": "ms-swift + DeepSpeed"}, "deepspeed"),
         ({"framework": "CUDA 12.3", "source": "MLPerf Training v4.0 results"}, "nemo"),
         ({"framework": "something new"}, "plain"),
+        ({"framework": "something new", "precision": "bf16 (autocast)"}, "torch-autocast"),
+        ({"framework": "nanoGPT train.py"}, "torch-autocast"),
+        ({"framework": "modded-nanogpt"}, "plain"),
     ],
 )
 def test_frameworks(changes: dict[str, Any], name: str) -> None:

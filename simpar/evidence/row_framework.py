@@ -42,6 +42,7 @@ FRAMEWORK_PATTERNS: Final = (
     (r"accelerate|axolotl|llama-?factory|hf trainer", "transformers"),
     (r"fms-fsdp", "torch-fsdp"),
     (r"lit-?gpt", "lit-gpt"),
+    (r"(?<!modded[- ])nano-?gpt", "torch-autocast"),
     (r"fsdp2", "torchtitan"),
     (r"fsdp|fairscale|metaseq|lightning|accelerate|transformers|axolotl", "torch-fsdp"),
 )
@@ -139,7 +140,10 @@ def framework_of(row: Row) -> tuple[str, list[str]]:
     if re.search("deepspeed", str(row.get("fsdp") or ""), re.IGNORECASE) and name in _DRIVERS:
         return "deepspeed", [f"framework {stated!r}: as deepspeed, which shards its states"]
     if name is None:
-        return "plain", [f"framework {stated!r} unknown: plain torch" if stated else "framework not stated: plain torch"]
+        # One that names no precision may hold its weights in 16 bits.
+        cast = bool(re.search(r"autocast|\bamp\b", str(row.get("precision") or ""), re.IGNORECASE))
+        name, what = ("torch-autocast", "plain torch under autocast") if cast else ("plain", "plain torch")
+        return name, [f"framework {stated!r} unknown: {what}" if stated else f"framework not stated: {what}"]
     return name, notes
 
 

@@ -36,7 +36,8 @@ class KernelPlan:
             first: a half).
         overlapped_gathers: chunked overlap of tensor parallelism takes in the gathers, not the reductions alone.
         row_probability_bytes: of the routing probability that comes with each row of an expert.
-        autocast: weights of fp32 under autocast: embeddings, norms and sums make fp32, products cast what they multiply to 16 bits.
+        autocast: weights of fp32 under autocast: embeddings, norms and sums make fp32, products cast what they multiply to 16 bits,
+            in kernels of their own or joined with what made it by a compiler.
         autocast_powers: autocast computes powers in fp32, and so what is made of them.
         adapter_copies: modules whose matmuls have low-rank pairs that read copies of their own, see `Kernels.adapters`.
     """
@@ -55,7 +56,7 @@ class KernelPlan:
     gather_share: float = 1.0
     overlapped_gathers: bool = True
     row_probability_bytes: float = 4.0
-    autocast: bool = False
+    autocast: Literal["", "own", "joined"] = ""
     autocast_powers: bool = False
     adapter_copies: Literal["", "attention", "qv", "all"] = ""
     _hash: int = field(init=False, repr=False, compare=False)

@@ -134,15 +134,18 @@ class Job:
             stored=own.fp8_storage if fp8 else (),
             # DeepEP and HybridEP send fp32 (Megatron-Core token_dispatcher.py: token_probs.float()), others what the router has.
             row_probability_bytes=2.0 if plan.ep_dispatcher == "alltoall" else 4.0,
-            autocast=spec.optimizer.autocast
-            and plan.zero_stage == 0
-            and not self.pure_bf16
-            and training.trainable == "all"
-            and training.precision in ("bf16", "fp16"),
+            autocast=("joined" if compiled else "own") if self._autocast else "",
             autocast_powers=spec.optimizer.autocast and training.precision in ("bf16", "fp16"),
             # bitsandbytes layers of peft cast nothing under autocast (tuners/lora/bnb.py), a compiler joins the two casts.
             adapter_copies=training.lora_modules if self._fp32_adapters and not (quantised or compiled) else "",
         )
+
+    @property
+    def _autocast(self) -> bool:
+        """Whether unsharded weights of fp32 are trained under autocast."""
+        training, own = self.training, self.framework.optimizer
+        trains = training.trainable == "all" and training.precision in ("bf16", "fp16")
+        return own.autocast and self.plan.zero_stage == 0 and trains and not self.pure_bf16
 
     @property
     def _fp32_adapters(self) -> bool:
