@@ -94,6 +94,16 @@ def test_base_and_scale() -> None:
     assert pcie.resolved.spread > sxm.resolved.spread == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "tera"), [("rtx-5090", 237.0), ("rtx-pro-6000", 413.0), ("rtx-a6000", 123.3), ("a40", 122.3), ("l4", 58.0)]
+)
+def test_cards_reach_what_torch_s_largest_products_do(name: str, tera: float) -> None:
+    """zzc0721/torch-performance-test-data: the best of its bf16 products, most of them of 8,192 to 16,384 rows."""
+    work = Gemm(16384, 16384, 16384)
+    seconds = KernelModel(load_hardware(name)).gemm(work).seconds
+    assert 2 * work.m * work.n * work.k / seconds == pytest.approx(tera * 1e12, rel=0.06)
+
+
 def test_what_a_profile_measured_beside_its_base_is_not_called_scaled() -> None:
     """As a calibration writes it: products of its own, everything else from the base."""
     profile = load_hardware("a100-pcie")

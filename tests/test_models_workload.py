@@ -206,7 +206,7 @@ def test_a_stream_of_fp32_moves_what_torch_counts() -> None:
     assert isinstance(model, TransformerSpec)
     layer = transformer_network(model, 1, 16).layers[1]
     library = Kernels(fused_norm=False, fused_rope=False, fused_residual=True)
-    found = {k.node.name: k for k in kernels(layer, KernelPlan(library, autocast=True))}
+    found = {k.node.name: k for k in kernels(layer, KernelPlan(library, autocast="own"))}
 
     def stream(dtype: Any) -> Any:
         return torch.randn(tokens, width, dtype=dtype, requires_grad=True)

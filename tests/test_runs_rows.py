@@ -22,6 +22,7 @@ from simpar.evidence.row_stages import layout_of, parse_layout
 from simpar.evidence.run_rows import measured_of, read_runs, run_of
 from simpar.evidence.spread import predict_run
 from simpar.model.ledger import total_parameters
+from simpar.runlogs.row import columns_of
 from simpar.schedules import SCHEDULES
 from simpar.specs.architecture import ArchitectureSpec
 from simpar.specs.framework import framework
@@ -198,6 +199,9 @@ def test_every_schedule_rule_names_a_schedule(name: str) -> None:
         ({"framework": "ms-swift + DeepSpeed"}, "deepspeed"),
         ({"framework": "CUDA 12.3", "source": "MLPerf Training v4.0 results"}, "nemo"),
         ({"framework": "something new"}, "plain"),
+        ({"framework": "something new", "precision": "bf16 (autocast)"}, "torch-autocast"),
+        ({"framework": "nanoGPT train.py"}, "torch-autocast"),
+        ({"framework": "modded-nanogpt"}, "plain"),
     ],
 )
 def test_frameworks(changes: dict[str, Any], name: str) -> None:
@@ -217,6 +221,7 @@ def test_months_take_the_best_evidence() -> None:
     [
         ("bf16", "bf16"), ("fp16 mixed", "fp16"), ("FP8-CS", "fp8"), ("FP8-MX", "mxfp8"), ("MXFP8", "mxfp8"),
         ("fp8 (fine-grained 1x128/128x128)", "fp8-block"), ("fp8 blockwise", "fp8-block"), ("NVFP4", "nvfp4"),
+        ("mxfp4 (last 5 layers bf16)", "nvfp4"), ("FP4", "nvfp4"),
         ("nvfp4 (FP4=True, NVTE_DPA_FP8=True)", "nvfp4"), ("fp8 (float8 tensorwise linear, fp8 all-gather) + bf16", "fp8"),
     ],
 )  # fmt: skip
@@ -726,6 +731,19 @@ def test_a_rate_without_a_batch_is_that_of_the_micro_batch_that_its_memory_tells
     assert sum(found.waterfall.values()) == pytest.approx(sum(four.waterfall.values()) / 4)
 
 
+def test_packed_documents_of_a_stated_length() -> None:
+    run = run_of(row(document_tokens=512, pp=1, vpp=1, dp=32))
+    whole = run_of(row(pp=1, vpp=1, dp=32))
+    assert run.scenario is not None
+    assert whole.scenario is not None
+    assert run.scenario.training.document_lengths == (512,)
+    assert predict(run.scenario).step_time_s < predict(whole.scenario).step_time_s  # attention stays inside a document
+    columns = columns_of(run.scenario)
+    assert columns["document_tokens"] == 512
+    assert "document_tokens" not in columns_of(whole.scenario)
+    assert "document_tokens" in run_of(row(document_tokens=1.5)).skipped
+
+
 @pytest.mark.parametrize(
     ("changes", "board", "is_open"),
     [
@@ -734,6 +752,8 @@ def test_a_rate_without_a_batch_is_that_of_the_micro_batch_that_its_memory_tells
         ({"source": "torchtitan docs", "gpu_mem_gb": 96}, "dgx-h100-96gb-500w", False),
         ({"source": "torchtitan docs", "interconnect": "AWS p5"}, "aws-p5-h100", False),
         ({"source": "PyTorch blog"}, "dgx-h100", False),
+        ({"source": "torchtitan issue 1789"}, "dgx-h100", False),
+        ({"source": "torchtitan pull request 1690"}, "dgx-h100-96gb-500w", True),
         ({"source": "a tuner of torchtitan"}, "dgx-h100", False),
     ],
 )

@@ -821,12 +821,13 @@ def test_a_narrow_format_is_what_an_nvfp4_matmul_keeps() -> None:
 def test_recomputed_layers_run_eager_where_their_forward_cannot_be_traced() -> None:
     """torch utils/checkpoint.py: a checkpointed call with a graph break inside is not compiled, nor what it calls."""
 
-    def fused(name: str, recompute: str) -> bool:
+    def fused(name: str, recompute: str, version: str = "2026-01") -> bool:
         plan = {"zero_stage": 3, "recompute": recompute}
-        return Layout.of(small(name, 8, "2026-01", plan, compile=True), 1).kernels.library.fused_norm
+        return Layout.of(small(name, 8, version, plan, compile=True), 1).kernels.library.fused_norm
 
     assert fused("prime-rl", "none")
     assert not fused("prime-rl", "full")
+    assert fused("prime-rl", "full", "2026-10")  # pull requests 3753 and 3754: no break is left
     assert fused("torchtitan", "full")
 
 
@@ -844,3 +845,57 @@ def test_latent_attention_has_no_pair_of_values() -> None:
     table = lora("transformers").model_dump(mode="json")
     with pytest.raises(InputError, match="latent attention"):
         make_scenario({**table, "model": "deepseek-v2-lite", "training": {**table["training"], "lora_modules": "qv"}})
+
+
+@pytest.mark.torch
+def test_a_compiled_stream_of_fp32_keeps_what_torch_s_partitioner_saves() -> None:
+    """GPT-2's block under autocast: its input normalised in fp32, and in 16 bits as the product reads it; not the stream itself."""
+    torch = pytest.importorskip("torch")
+    aot = pytest.importorskip("torch._functorch.aot_autograd")
+    partition = pytest.importorskip("torch._functorch.partitioners").min_cut_rematerialization_partition
+    table = pytest.importorskip("torch._inductor.decomposition").select_decomp_table()
+    functional, tokens, width = torch.nn.functional, 128, 64
+    kept: list[int] = []
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(width) for _ in range(2))
+            sizes = ((width, 3 * width), (width, width), (width, 4 * width), (4 * width, width))
+            self.linears = torch.nn.ModuleList(torch.nn.Linear(*size) for size in sizes)
+
+        def forward(self, x: Any) -> Any:
+            qkv = self.linears[0](self.norms[0](x)).split(width, dim=2)
+            q, k, v = (t.view(1, tokens, 2, width // 2).transpose(1, 2) for t in qkv)
+            attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.linears[1](attended.transpose(1, 2).contiguous().view(1, tokens, width))
+            return x + self.linears[3](functional.gelu(self.linears[2](self.norms[1](x))))
+
+    def counted(joint: Any, inputs: Any, **options: Any) -> Any:
+        parts = partition(joint, inputs, **options)
+        made = next(n for n in parts[0].graph.nodes if n.op == "output").args[0][1:]
+        # The alias is attention's output before it is laid out by tokens, as it is from the first on a GPU.
+        made = [n for n in made if getattr(n, "op", "placeholder") != "placeholder" and "alias" not in str(n.target)]
+        kept.append(
+            sum(n.meta["val"].nbytes for n in made if tokens in n.meta["val"].shape and n.meta["val"].numel() >= tokens * width)
+        )
+        return parts
+
+    def run(graph: Any, _: Any) -> Any:
+        return graph
+
+    def backend(graph: Any, examples: Any) -> Any:
+        made = {"fw_compiler": run, "bw_compiler": run, "partition_fn": counted, "decompositions": table}
+        return aot.aot_module_simplified(graph, examples, **made)
+
+    for blocks in (2, 3):
+        stack = torch.nn.Sequential(*[Block() for _ in range(blocks)])
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.compile(stack, backend=backend)(torch.randn(1, tokens, width, requires_grad=True))
+
+    gpt = {**MODEL, "gated_mlp": False, "activation": "gelu", "norm": "layernorm", "position": "learned",
+           "num_key_value_heads": MODEL["num_attention_heads"], "intermediate_size": 4 * HIDDEN}  # fmt: skip
+    base = small("torch-autocast", compile=True).model_dump(exclude_unset=True)
+    saved = prepare(make_scenario({**base, "model": gpt})).layout.stage_blocks[0][1].saved
+    rest = sum(size for name, size in saved if not name.endswith(("stats", "lse")))
+    assert (kept[1] - kept[0]) / (tokens * width) == rest / (TOKENS * HIDDEN) == 36.0

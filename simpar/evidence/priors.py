@@ -26,6 +26,11 @@ def _recompute(run: Raw) -> Any:
     return None if is_open(value) else value["granularity"]
 
 
+def _compile(run: Raw) -> Any:
+    value = run["scenario"]["training"].get("compile")
+    return None if value is None else bool(value)
+
+
 def _grouped(column: str, kind: Callable[[Any], Any], needs: str = "") -> Callable[[Raw], Any]:
     """A column of the row's own; of runs whose degree `needs` is more than 1."""
 
@@ -45,7 +50,7 @@ STATED: Final[dict[str, Callable[[Raw], Any]]] = {
     "plan.overlap_grad_reduce": lambda run: run["scenario"]["plan"].get("overlap_grad_reduce"),
     "plan.overlap_param_gather": lambda run: run["scenario"]["plan"].get("overlap_param_gather"),
     "training.micro_batch_size": _grouped("micro_batch", int),
-    "training.compile": lambda run: run["scenario"]["training"].get("compile"),
+    "training.compile": _compile,
 }
 """Field -> what a stored run states of it, None where it does not."""
 

@@ -42,6 +42,7 @@ FRAMEWORK_PATTERNS: Final = (
     (r"accelerate|axolotl|llama-?factory|hf trainer", "transformers"),
     (r"fms-fsdp", "torch-fsdp"),
     (r"lit-?gpt", "lit-gpt"),
+    (r"(?<!modded[- ])nano-?gpt", "torch-autocast"),
     (r"fsdp2", "torchtitan"),
     (r"fsdp|fairscale|metaseq|lightning|accelerate|transformers|axolotl", "torch-fsdp"),
 )
@@ -93,7 +94,7 @@ _MLPERF_ROUNDS: Final[dict[str, Month]] = {
 _MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 
 PRECISIONS: Final = (
-    (r"nvfp4|\bfp4", "nvfp4"),
+    (r"(nv|mx|\b)fp4", "nvfp4"),
     (r"mxfp8|fp8[- ]?mx", "mxfp8"),
     (r"fp8.*(block|fine-grained|1x128|128x128|deepgemm)|block.*fp8", "fp8-block"),
     (r"(fp8|float8).*row-?wise|row-?wise.*(fp8|float8)", "fp8-rowwise"),
@@ -139,7 +140,10 @@ def framework_of(row: Row) -> tuple[str, list[str]]:
     if re.search("deepspeed", str(row.get("fsdp") or ""), re.IGNORECASE) and name in _DRIVERS:
         return "deepspeed", [f"framework {stated!r}: as deepspeed, which shards its states"]
     if name is None:
-        return "plain", [f"framework {stated!r} unknown: plain torch" if stated else "framework not stated: plain torch"]
+        # One that names no precision may hold its weights in 16 bits.
+        cast = bool(re.search(r"autocast|\bamp\b", str(row.get("precision") or ""), re.IGNORECASE))
+        name, what = ("torch-autocast", "plain torch under autocast") if cast else ("plain", "plain torch")
+        return name, [f"framework {stated!r} unknown: {what}" if stated else f"framework not stated: {what}"]
     return name, notes
 
 

@@ -101,8 +101,8 @@ OWN_BOARDS: Final = {"dgx-h100": "dgx-h100-96gb-500w", "dgx-b200": "dgx-b200-750
 docs/performance.md; torchao testing/training/roofline_utils.py, "Meta's H100 variant"), B200 limited to 750 W (torchao
 docs/source/workflows/training.md). Its repositories' tables often name the GPU alone."""
 USUAL_BOARDS: Final = {own: usual for usual, own in OWN_BOARDS.items()}
-_PYTORCH: Final = re.compile(r"^(torchtitan|torchao|pytorch)\b(?! blog)", re.IGNORECASE)
-"""Sources that are PyTorch's own repositories; its blog also tells of partners' clusters."""
+_PYTORCH: Final = re.compile(r"^(torchtitan|torchao|pytorch)\b(?! (blog|issue))", re.IGNORECASE)
+"""Sources that are PyTorch's own repositories; its blog also tells of partners' clusters, issues of anyone's."""
 
 _RATE: Final = re.compile(
     r"(\d+(?:\.\d+)?)\s*-?(Tb/s|Tbps|Tb|T|GB/s|Gb/s|Gbps|Gbit/s|Gbit|GbE|Gb|G)(?![a-zA-Z])|[x×]\s*(\d{2,4})(?=\s*(?:IB\b|InfiniBand|RoCE|$))",

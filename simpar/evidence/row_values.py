@@ -17,7 +17,7 @@ Row = Mapping[str, Any]
 COUNTS: Final = frozenset((
     "layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab", "seq_len", "moe_experts", "moe_topk", "moe_ffn",
     "moe_shared_ffn", "moe_dense_layers", "dense_ffn", "mtp_layers", "n_gpus", "gpus_per_node", "tp", "pp", "vpp", "cp", "ep",
-    "domain_size", "etp", "dp", "zero_stage", "micro_batch", "global_batch", "grad_accum", "hsdp_replicas",
+    "domain_size", "etp", "dp", "zero_stage", "micro_batch", "global_batch", "grad_accum", "hsdp_replicas", "document_tokens",
 ))  # fmt: skip
 """Whole numbers of at least 0."""
 MEASURED: Final = frozenset((

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Final
+from typing import Final, Literal
 
 from simpar.graph.pairs import Pairs
 from simpar.graph.types import Node
@@ -37,7 +37,8 @@ class KernelPlan:
             first: a half).
         overlapped_gathers: chunked overlap of tensor parallelism takes in the gathers, not the reductions alone.
         row_probability_bytes: of the routing probability that comes with each row of an expert.
-        autocast: weights of fp32 under autocast: embeddings, norms and sums make fp32, products cast what they multiply to 16 bits.
+        autocast: weights of fp32 under autocast: embeddings, norms and sums make fp32, products cast what they multiply to 16 bits,
+            in kernels of their own or joined with what made it by a compiler.
         autocast_powers: autocast computes powers in fp32, and so what is made of them.
         frozen_inputs: products that train nothing keep what they multiply.
         pairs: how low-rank pairs beside frozen products compute; None where there are none.
@@ -57,7 +58,7 @@ class KernelPlan:
     gather_share: float = 1.0
     overlapped_gathers: bool = True
     row_probability_bytes: float = 4.0
-    autocast: bool = False
+    autocast: Literal["", "own", "joined"] = ""
     autocast_powers: bool = False
     frozen_inputs: bool = False
     pairs: Pairs | None = None

@@ -56,7 +56,10 @@ def _norm(layer: Layer, node: Norm, plan: KernelPlan) -> Kernel:
     if one:
         gate = 2.0 * node.gated
         keeps = (*(_keep(layer, name, HALF * wide) for name in node.inputs), stats)
-        return Kernel(node, "norm", ((axes, wide * (4.0 + gate)),), ((axes, wide * (6.0 + 2 * gate)),), 1, keeps)
+        forward, backward = wide * (4.0 + gate), wide * (6.0 + 2 * gate)
+        if plan.autocast == "joined":  # with the sum: normalised fp32 and its 16-bit product are written, read with the gradient
+            forward, backward = 6.0 + gate, 6.0 + 2 * gate
+        return Kernel(node, "norm", ((axes, forward),), ((axes, backward),), 1, keeps)
     gates = tuple(_keep(layer, name) for name in node.inputs[1:])
     if plan.autocast:
         kept = (Kept(f"{node.name}_fp32", axes, 4.0), Kept(f"{node.name}_normed", axes, 4.0, of_weight=True), stats, *gates)
@@ -83,13 +86,14 @@ def _product(layer: Layer, node: Einsum | Convolution, plan: KernelPlan) -> Kern
 
 
 def cast_inputs(layer: Layer, node: Node, plan: KernelPlan) -> int:
-    """Copies in 16 bits that autocast makes of what a product reads: one for each linear behind a norm or on the stream itself."""
+    """Copies in 16 bits that autocast makes of what a product reads: one for each linear behind a norm or on the stream itself,
+    a compiler one for all."""
     if not plan.autocast or not isinstance(node, Einsum) or not node.weight:
         return 0
     made_by = layer.producer.get(node.inputs[0])
     summed = isinstance(made_by, Elementwise) and made_by.op in ("residual", "dropout")
     norm = isinstance(made_by, Norm) and not made_by.over
-    return node.linears if made_by is None or norm or summed else 0
+    return (node.linears if plan.autocast == "own" else 1) if made_by is None or norm or summed else 0
 
 
 def _convolution(layer: Layer, node: Convolution, plan: KernelPlan) -> Kernel:
@@ -233,8 +237,8 @@ def _residual(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     # What reads the sum reads it twice: autograd adds up both gradients (6); the branch's passes the mask of a dropout (5).
     backward = 11.0 if plan.dropout else 6.0
     if plan.autocast:
-        # The stream is fp32 and the branch is not: backward its gradient is cast, and both of the stream are of fp32.
-        forward, backward = forward + 4.0, backward + 12.0
+        # The stream is fp32, the branch is not: backward its gradient is cast, both of the stream are fp32 (joined: one).
+        forward, backward = forward + 4.0, backward + (12.0 if plan.autocast == "own" else 4.0)
     return Kernel(node, "residual", ((axes, forward),), ((axes, backward),), 1 if plan.library.fused_residual else 2, keeps)
 
 

@@ -134,15 +134,18 @@ class Job:
             stored=own.fp8_storage if fp8 else (),
             # DeepEP and HybridEP send fp32 (Megatron-Core token_dispatcher.py: token_probs.float()), others what the router has.
             row_probability_bytes=2.0 if plan.ep_dispatcher == "alltoall" else 4.0,
-            autocast=spec.optimizer.autocast
-            and plan.zero_stage == 0
-            and not self.pure_bf16
-            and training.trainable == "all"
-            and training.precision in ("bf16", "fp16"),
+            autocast=("joined" if compiled else "own") if self._autocast else "",
             autocast_powers=spec.optimizer.autocast and training.precision in ("bf16", "fp16"),
             frozen_inputs=own.quantised_inputs and training.base_weights != "auto",
             pairs=pairs_of_run(training, own, wide=self._fp32_adapters, compiled=compiled),
         )
+
+    @property
+    def _autocast(self) -> bool:
+        """Whether unsharded weights of fp32 are trained under autocast."""
+        training, own = self.training, self.framework.optimizer
+        trains = training.trainable == "all" and training.precision in ("bf16", "fp16")
+        return own.autocast and self.plan.zero_stage == 0 and trains and not self.pure_bf16
 
     @property
     def _fp32_adapters(self) -> bool:
@@ -203,11 +206,10 @@ class Job:
             recompute = replace(recompute, stops=self.compiled or own.recompute_stops_early)
         capacity = training.routing.capacity_factor
         whole = self.plan.zero_stage == 3 or training.trainable == "lora" or training.optimizer == "none"
-        unfused = self.attention_kernel == "unfused"
         return SplitOptions(
             degrees=self.degrees, kernels=self.kernels, recompute=recompute,
             dtype=self._dtype("linears"), expert_dtype=self._dtype("experts"),
-            attention_kernel="eager" if unfused and not own.fused_softmax else self.attention_kernel,
+            attention_kernel="eager" if self.attention_kernel == "unfused" and not own.fused_softmax else self.attention_kernel,
             sdpa=own.sdpa and training.attention_kernel == "auto",
             memory_implementation="tuned" if own.fused_norm and own.fused_activation else "framework",
             activation_implementation="tuned" if self._fuses_operations else own.activation_kernel,

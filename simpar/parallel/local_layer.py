@@ -217,7 +217,7 @@ class LocalLayer:
         if not plan.autocast or not node.weight:
             return None
         count = node.linears if isinstance(node, Einsum) else 1
-        read = cast_inputs(self.layer, node, plan)
+        read = cast_inputs(self.layer, node, plan) if plan.autocast == "own" else 0
         moved = 6.0 * (read * self.shards.local(self.axes(node.inputs[0]), self.layout(node)) + self.shards.weights(node))
         return MemoryWork("cast", moved, read + count * (2 if node.bias else 1), self.options.memory_implementation)
 

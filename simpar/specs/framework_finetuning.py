@@ -136,6 +136,10 @@ PRIME_RL: Final = (
     Row((2025, 9), {"fsdp_root": "tied"},
         "prime-rl PRs 923 and 937: embedding, and last norm with head, are groups of their own unless they share weights"),
     Row((2026, 1), {"loss_tile": (0, 2048)}, "prime-rl PR 1544: 2,048 words of the vocabulary at a time"),
+    Row((2026, 10), {"compiles_checkpoints": True},
+        "prime-rl PRs 3753 (experts stay in their block's FSDP unit) and 3754 (FlashAttention 4 as a custom op): blocks compile as "
+        "whole graphs, checkpointing inside, which the same configuration did not before (configs/benchmark/README.md: 7.0 s a "
+        "step without the two, 4.39 with them)"),
 )  # fmt: skip
 """prime-rl's SFT and RL trainers."""
 

@@ -387,6 +387,7 @@ ALIASES: Final[dict[str, str]] = {
     "bloom": "megatron-deepspeed",
     "torch": "plain",
     "pytorch": "plain",
+    "nanogpt": "torch-autocast",
     **FINETUNING_ALIASES,
 }
 """Other names -> canonical ones."""

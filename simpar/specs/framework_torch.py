@@ -130,6 +130,13 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              "(cuBLAS and a softmax of the causal half); zero.cuh reduces a layer's gradients beside the backward; adamw.cuh "
              "updates fp32 masters and moments"),),
     ),
+    "torch-autocast": (
+        "plain",
+        (Row((2020, 8), {"autocast": True},
+             "nanoGPT train.py, torch's amp_examples: forward and loss under torch.autocast, weights of fp32; sums of the stream "
+             "and norms are fp32, and a compiler keeps the normalised input in fp32 beside the 16-bit one that is multiplied "
+             "(what functorch's min-cut partitioner saves of GPT-2)"),),
+    ),
     "olmo-core": (
         "torchtitan",
         (Row((2024, 9),
