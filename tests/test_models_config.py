@@ -47,6 +47,14 @@ def test_files_of_other_libraries(row: dict[str, Any]) -> None:
     assert totals(read(row["config"]), 64).parameters == row["parameters"]
 
 
+def test_a_file_that_names_its_class_alone_is_read_as_that_class() -> None:
+    table = config("Qwen3-8B.json")
+    named = {name: value for name, value in table.items() if name != "model_type"}
+    assert totals(read(named), 64).parameters == totals(read(table), 64).parameters
+    with pytest.raises(InputError, match="model_type: is required"):
+        read({**named, "architectures": ["UnheardOfForCausalLM"]})
+
+
 def test_a_family_without_a_line_is_built_by_what_its_file_switches_on() -> None:
     plain = {"model_type": "unheard-of", "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 100,
              "intermediate_size": 128}  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from simpar.errors import InputError, Violation
@@ -86,7 +87,18 @@ def translated(config: dict[str, Any]) -> dict[str, Any]:
         return {**config, "model_type": "grok-1"}
     if config.get("model_type") in WORDS:
         return WORDS[config["model_type"]](config)
+    named = {} if config.get("model_type") else _type_of_class(config)
+    if named:
+        return {**config, **named}
     return _state_spaces(config) if "ssm_cfg" in config and not config.get("model_type") else config
+
+
+def _type_of_class(config: dict[str, Any]) -> dict[str, str]:
+    """The type of a file that names its class alone: MiniCPM3ForCausalLM is minicpm3."""
+    classes = config.get("architectures")
+    plain = re.split(r"For[A-Z]|Model$|LMHead", str(classes[0] if isinstance(classes, list) and classes else ""))[0].lower()
+    known = {re.sub("[_-]", "", name): name for name in (*READERS, *TABLE)}
+    return {"model_type": known[plain]} if plain in known else {}
 
 
 def _state_spaces(config: dict[str, Any]) -> dict[str, Any]:
