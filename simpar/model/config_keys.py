@@ -185,9 +185,12 @@ class Keys:
         """A list of the file, one entry per layer."""
         self.used.update(names)
         for name in names:
-            if isinstance(self.config.get(name), list) and self.config[name]:
-                found: list[Any] = self.config[name]
+            value = self.config.get(name)
+            if isinstance(value, list) and value:
+                found: list[Any] = value
                 return found
+            if value and name.endswith("types") and not isinstance(value, list):
+                self.violate(name, value if isinstance(value, int | float | str) else "...", "must be a list, one entry per layer")
         return None
 
     def child(self, *names: str, like: str = "") -> Keys | None:
