@@ -441,6 +441,17 @@ def test_a_page_has_everything_inside_where_that_is_asked_for(tmp_path: Path) ->
         assert ("plotly.js v" in (tmp_path / "page.html").read_text()) is inside
 
 
+def test_a_folder_without_a_model_is_called_one(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["models", "show", str(tmp_path)])
+    assert "is a folder without a config.json" in str(done.exception)
+
+
+def test_images_are_no_tokens() -> None:
+    done = CliRunner().invoke(app, ["simulate", "alexnet_gtx580x2_tp2"])
+    assert "samples/s" in done.output
+    assert "tokens/s" not in done.output
+
+
 def test_simpar_alone_shows_three_things_that_work() -> None:
     done = CliRunner().invoke(app, [])
     assert done.exit_code == 0
@@ -500,6 +511,16 @@ def test_a_first_micro_batch_grows_while_it_pays() -> None:
     assert seconds(2 * size) > 0.98 * seconds(size)
     table["training"]["micro_batch_size"] = 2
     assert first_layout(table)[0]["training"]["micro_batch_size"] == 2
+
+
+def test_a_first_plan_on_a_number_of_gpus_that_is_no_power_of_two() -> None:
+    """Twelve GPUs do not divide 16 sequences; three pipeline stages leave four ranks of data parallelism, which do."""
+    found, fits = first_layout(RunOptions("llama3.1-8b", "dgx-h100", None, 2048, 16, "megatron-core", num_gpus=12).table(None)[0])
+    assert fits
+    assert (found["plan"]["tp"], found["plan"]["pp"]) == (1, 3)
+    none = RunOptions("llama3.2-1b", "dgx-h100", None, 2048, 16, "torchtune", num_gpus=97).table(None)[0]
+    with pytest.raises(InputError, match=r"training.global_batch_size = 16: must be a multiple of .* = 97; such as 97"):
+        first_layout(none)
 
 
 def test_what_every_layout_breaks_is_said() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,32 @@ files have; with their counts."""
 @pytest.mark.parametrize("row", OTHERS, ids=lambda row: str(row["config"].get("model_type") or row["config"].get("_class_name")))
 def test_files_of_other_libraries(row: dict[str, Any]) -> None:
     assert totals(read(row["config"]), 64).parameters == row["parameters"]
+
+
+def test_a_file_that_names_its_class_alone_is_read_as_that_class() -> None:
+    table = config("Qwen3-8B.json")
+    named = {name: value for name, value in table.items() if name != "model_type"}
+    assert totals(read(named), 64).parameters == totals(read(table), 64).parameters
+    with pytest.raises(InputError, match="model_type: is required"):
+        read({**named, "architectures": ["UnheardOfForCausalLM"]})
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "said"),
+    [
+        ("Qwen3-8B.json", {"vocab_size": float("inf")}, "vocab_size = inf: holds a value that cannot be read"),
+        ("Qwen3-8B.json", {"head_dim": "wide"}, "head_dim = 'wide': must be a positive integer"),
+        (
+            "Qwen3.5-27B.json",
+            {"text_config": {"model_type": "qwen3_5_text", "layer_types": 5}},
+            "text_config.layer_types = 5: must be a list",
+        ),
+        ("Qwen3-8B.json", {"intermediate_size": [5, 6]}, "intermediate_size = [5, 6]: holds a value that cannot be read"),
+    ],
+)
+def test_a_value_that_cannot_be_read_is_named(file: str, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=re.escape(said)):
+        read({**config(file), **changes})
 
 
 def test_a_family_without_a_line_is_built_by_what_its_file_switches_on() -> None:

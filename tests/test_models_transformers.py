@@ -17,6 +17,7 @@ from simpar.model.bert import BERT_LIKE
 from simpar.model.families import ALIASES, READERS, TABLE
 from simpar.model.huggingface import read
 from simpar.model.ledger import entries, totals
+from simpar.model.towers import MOBILENETS
 from simpar.specs.mixers import ExpertsSpec
 
 torch = pytest.importorskip("torch")
@@ -59,7 +60,7 @@ HEADS = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "IMAGE_TEXT_TO
 REASONS: dict[str, tuple[str, ...]] = {
     "an encoder or a projector that no table has": (
         "apertus1p5", "blip", "blip-2", "chameleon", "cosmos3_edge", "deepseek_ocr2",
-        "deepseek_vl_hybrid", "emu3", "evolla", "fast_vlm", "florence2", "gemma3n", "granite4_vision", "granite_docling",
+        "deepseek_vl_hybrid", "emu3", "evolla", "fast_vlm", "florence2", "granite4_vision", "granite_docling",
         "granite_speech", "granite_speech_plus", "hunyuan_vl", "hy_v4_vl", "idefics", "inkling2", "inkling2_loop",
         "inkling_mm_model", "instructblip", "instructblipvideo", "janus", "kosmos-2", "kosmos-2.5", "lfm3_vl",
         "minicpm_ocr", "muse_spark", "nemo_speechlm", "nemotron_h_omni", "omniasr",
@@ -304,6 +305,24 @@ def test_whose_word_ties_the_embeddings_is_the_class_of_the_whole_file(
         assert any("tie_word_embeddings" in note for note in found.notes)
     else:
         assert totals(found, 128).parameters == parameters
+
+
+def test_gemma_3n_but_its_convolutions_equals_transformers() -> None:
+    """Its vision encoder is timm's, which is no dependency: text and sound are built, and what embeds both."""
+    kind = transformers.CONFIG_MAPPING
+    parts = {"text_config": kind["gemma3n_text"](intermediate_size=[16384] * 35), "audio_config": kind["gemma3n_audio"]()}
+    table = {"model_type": "gemma3n", "vision_config": {"model_type": "gemma3n_vision", "architecture": "mobilenetv5_300m_enc"},
+             **{name: written(part, difference=False) for name, part in parts.items()}}  # fmt: skip
+    text, audio = parts.values()
+    modules = transformers.models.gemma3n.modeling_gemma3n
+    with torch.device("meta"):
+        embedders = [modules.Gemma3nMultimodalEmbedder(c, text) for c in (audio, kind["gemma3n_vision"]())]
+    whole = sum(p.numel() for model in (built("gemma3n_text", text), *embedders) for p in model.parameters())
+    whole += counted("gemma3n_audio", audio) + MOBILENETS["mobilenetv5_300m_enc"]
+    assert totals(read(table, file="gemma3n"), 128).parameters == whole
+    table["vision_config"]["architecture"] = "resnet50"
+    with pytest.raises(InputError, match="known are mobilenetv5_300m_enc"):
+        read(table, file="gemma3n")
 
 
 def test_every_class_that_people_train_is_read_or_refused_by_name() -> None:

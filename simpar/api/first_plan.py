@@ -52,8 +52,21 @@ def first_layout(table: Mapping[str, Any], file: str = "") -> tuple[dict[str, An
                 break
     if not tried.steps:
         # What every layout breaks is the scenario's own.
-        broken = [*tried.broken.values()] if tried.broken else None
-        raise InputError(broken or "no layout of up to 64 pipeline stages divides the model, the batch and the cluster")
+        world, batch = template.world_size, template.training.global_batch_size
+        whole = -(-batch // world) * world
+        none = f"no layout tried shares it and the model out over {world:,} GPUs"
+        raise InputError(
+            [*(tried.broken or {}).values()]
+            or [
+                Violation(
+                    "training.global_batch_size",
+                    batch,
+                    none,
+                    f"a multiple of {world:,} such as {whole:,}, or another number of GPUs",
+                    file,
+                )
+            ]
+        )
     fitting = tried.likely or [(seconds, best) for seconds, _, best, fits in tried.steps if fits]
     if not fitting:
         return min(tried.steps, key=lambda one: one[1])[2], False
@@ -144,10 +157,10 @@ def _plans(scenario: Scenario) -> Iterator[tuple[dict[str, Any], list[dict[str, 
 
 
 def _degrees(node: int, world: int) -> Iterator[tuple[int, int]]:
-    """(tp, pp), products rising; of one product the most tensor ranks first."""
-    for product in _powers(min(world, 64 * node)):
+    """(tp, pp), products that divide the cluster, rising; of one product the most tensor ranks first."""
+    for product in (n for n in range(1, min(world, 64 * node) + 1) if world % n == 0):
         for tp in _powers(min(product, node), falling=True):
-            if product // tp <= 64:
+            if product % tp == 0 and product // tp <= 64:
                 yield tp, product // tp
 
 

@@ -34,7 +34,7 @@ FREE: Final = re.compile(
             r"interleav|mrope|rotary_(base|pct|emb|interleaved|percent)|partial_rotary|rotary_dim|max_position|original_max|max_seq|seq_?len|n_ctx|max_target",
             r"max_source|model_max|sample_rate|sampling_rate|hop_length|n_fft|window_size_audio|use_bidirectional_attention|logit_scale|attn_logit|deterministic",
             r"chunk_size_feed|embd_pdrop|separate|reorder|num_buckets_|gumbel|codebook_loss|contrastive|noise|diffusion_|norm_before_gate|scale_attn",
-            r"^projection_dim$|layer_scale_init|^num_image_tokens$|expert_overlap$|^use_mtp$|^mtp_|projector_type$|^text_hidden_size$|^mm_hidden_size$|^video_|^use_unified|rout(er|ing)_bias$|gemma_norm|merge_type|rope_mode$|pinpoints$|^process_image|reward_heads$|max_frames$|^vision_feature|^image_|_multimodal|interpolation|norm_type$|^mlp_type$|_lower_bound$|^moe_renormalize$|func$|attn_mode|^fuse_|tile_size|pixel_values|max_tiles|thumbnail|pos_emb_type|norm_min$|l2_clip|unsafe|chat|license|_name$|class_|model_type$|freq_dim|sliding_window_size|attention_chunk_size$(?<!^attention_chunk_size)|swa_rope",
+            r"^projection_dim$|layer_scale_init|^num_image_tokens$|expert_overlap$|^use_mtp$|^mtp_|projector_type$|^text_hidden_size$|^mm_hidden_size$|^video_|^use_unified|rout(er|ing)_bias$|gemma_norm|merge_type|rope_mode$|pinpoints$|^process_image|reward_heads$|max_frames$|^vision_feature|^image_|_multimodal|interpolation|norm_type$|^mlp_type$|_lower_bound$|^moe_renormalize$|func$|attn_mode|^fuse_|tile_size|pixel_values|max_tiles|thumbnail|pos_emb_type|norm_min$|l2_clip|unsafe|chat|license|_name$|class_|model_type$|freq_dim|sliding_window_size|^(context_window|prefill_chunk|attention_sink)_size$|attention_chunk_size$(?<!^attention_chunk_size)|swa_rope",
             r"^normalization_function$|^position_embedding_type$|^post_?norm$|shared_moe_mode|^pool_type$|logn_attn|dynamic_ntk|use_rmsnorm|^rmsnorm$"
             r"|router_enable_expert_bias|^moe_(train|eval|min|token)_|capacity|token_dropping|expert_tensor_parallel|^enc_index$|_fp32_|drop_tokens"
             r"|random_routing|classification_head|^class_num$|^onnx|^(bf16|fp16|fp32)$|softmax_in|^pooler_|share_conv_kernel|sinkhorn|spatial_patch_size|enable_audio_output|encoder_stride|per_seconds?$|seconds_per|full_attn_mod|dim_model_base|clip_qkv|skip_bias_add"
@@ -185,9 +185,12 @@ class Keys:
         """A list of the file, one entry per layer."""
         self.used.update(names)
         for name in names:
-            if isinstance(self.config.get(name), list) and self.config[name]:
-                found: list[Any] = self.config[name]
+            value = self.config.get(name)
+            if isinstance(value, list) and value:
+                found: list[Any] = value
                 return found
+            if value and name.endswith("types") and not isinstance(value, list):
+                self.violate(name, value if isinstance(value, int | float | str) else "...", "must be a list, one entry per layer")
         return None
 
     def child(self, *names: str, like: str = "") -> Keys | None:

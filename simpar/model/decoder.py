@@ -195,7 +195,7 @@ class Decoder:
             "kv_lora_rank": self.at(i, "kv_lora_rank", self.k.number("kv_lora_rank")),
             "qk_nope_head_dim": self.at(i, "qk_nope_head_dim", self.k.get("qk_nope_head_dim", default=0)),
             "qk_rope_head_dim": self.at(i, "qk_rope_head_dim", self.k.get("qk_rope_head_dim", default=0)),
-            "v_head_dim": self.at(i, "v_head_dim", self.k.number("v_head_dim")),
+            "v_head_dim": self.at(i, "v_head_dim", self.k.number("v_head_dim", default=self.hidden // self.heads)),
             "window": self.window() if "sliding" in self.types[i] else None,
             "a_bias": self.flag("attention_bias"),
             "gate": self.f.gate,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 from simpar.errors import InputError, Violation
@@ -56,8 +58,45 @@ def read(config: dict[str, Any], *, file: str = "config.json", approximate: bool
     `approximate` turns structural keys that were not read into notes.
 
     Raises:
-        InputError: every missing, wrong or unread structural key, together.
+        InputError: every missing, wrong or unread structural key, together; else the key whose value stopped the reading.
     """
+    try:
+        return _read(config, file, approximate)
+    except ODD as error:
+        said = repr(error)
+        odd = _odd_value(config, lambda table: _stumble(table, file) == said)
+        if odd is None:
+            raise
+        rule = f"holds a value that cannot be read ({str(error)[:160] or said})"
+        raise InputError([Violation(*odd, rule, "", file)]) from error
+
+
+ODD = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What a value of the wrong kind raises where a reader computes with it."""
+
+
+def _odd_value(table: dict[str, Any], stumbles: Callable[[dict[str, Any]], bool]) -> tuple[str, Any] | None:
+    """(Key, value) without which reading `table` no longer stumbles."""
+    for name, value in sorted(table.items(), key=lambda pair: type(pair[1]) is int):  # whole numbers are seldom the cause
+        if name == "model_type" or stumbles({key: kept for key, kept in table.items() if key != name}):
+            continue
+        inside = _odd_value(value, lambda part: stumbles({**table, name: part})) if isinstance(value, dict) else None  # noqa: B023
+        return (f"{name}.{inside[0]}", inside[1]) if inside else (name, value if not isinstance(value, dict) else "...")
+    return None
+
+
+def _stumble(table: dict[str, Any], file: str) -> str:
+    """What stops the reading of `table` beside rules; empty where nothing does."""
+    try:
+        _read(table, file, approximate=True)
+    except InputError:
+        return ""
+    except ODD as error:
+        return repr(error)
+    return ""
+
+
+def _read(config: dict[str, Any], file: str, approximate: bool) -> ArchitectureSpec:
     config = translated(config)
     keys = Keys(config, file)
     if not keys.model_type and not config.get("_class_name"):
@@ -86,7 +125,18 @@ def translated(config: dict[str, Any]) -> dict[str, Any]:
         return {**config, "model_type": "grok-1"}
     if config.get("model_type") in WORDS:
         return WORDS[config["model_type"]](config)
+    named = {} if config.get("model_type") else _type_of_class(config)
+    if named:
+        return {**config, **named}
     return _state_spaces(config) if "ssm_cfg" in config and not config.get("model_type") else config
+
+
+def _type_of_class(config: dict[str, Any]) -> dict[str, str]:
+    """The type of a file that names its class alone: MiniCPM3ForCausalLM is minicpm3."""
+    classes = config.get("architectures")
+    plain = re.split(r"For[A-Z]|Model$|LMHead", str(classes[0] if isinstance(classes, list) and classes else ""))[0].lower()
+    known = {re.sub("[_-]", "", name): name for name in (*READERS, *TABLE)}
+    return {"model_type": known[plain]} if plain in known else {}
 
 
 def _state_spaces(config: dict[str, Any]) -> dict[str, Any]:

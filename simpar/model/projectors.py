@@ -95,6 +95,14 @@ def gemma3(file: Keys, k: Keys, h: int, text: int) -> Weights:
     return (linear("projector", h, text, False), norm("projector_norm", "rmsnorm", h))
 
 
+def gemma3n_embedder(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """Gemma 3n: a table of hard words beside what the encoder gives, a norm for each, one matrix."""
+    k.get("vocab_offset")
+    file.get("vision_soft_tokens_per_image", "audio_soft_tokens_per_image")
+    words = WeightSpec(name="hard_words", kind="lookup", inputs=k.number("vocab_size", default=128), outputs=h)
+    return (words, norm("embedder_norms", "rmsnorm", 2 * h), linear("projector", h, text, False))
+
+
 def one(bias: bool) -> Projector:
     return lambda file, k, h, text: (linear("projector", h, text, bias),)
 

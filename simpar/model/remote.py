@@ -1,7 +1,7 @@
 """Vision-language files whose classes are not transformers' (remote code): their words in transformers', encoders and projectors.
 
 Read from the code that the files name: DeepSeek-VL2 (siglip_vit.py), DeepSeek-OCR (deepencoder), Ovis 2.5 (modeling_ovis.py),
-MiniCPM-V (resampler.py), ERNIE 4.5 VL.
+MiniCPM-V (resampler.py), ERNIE 4.5 VL, Phi-3 Vision (image_embedding_phi3_v.py), Molmo (modeling_molmo.py).
 """
 
 from __future__ import annotations
@@ -93,7 +93,57 @@ def _decoder(config: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name not in own}
 
 
+def phi3_v(config: dict[str, Any]) -> dict[str, Any]:
+    """Phi-3 and 3.5 Vision: flat keys of Phi-3; the encoder is named, its sizes stand in code."""
+    text = {n: v for n, v in config.items() if n not in ("embd_layer", "img_processor", "auto_map")}
+    return {"model_type": "phi3_v", "text_config": {**text, "model_type": "phi3"}, "vision_config": CLIP_LARGE}
+
+
+CLIP_LARGE = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16, "image_size": 336,
+              "patch_size": 14, "spatial_merge_size": 2, "model_type": "clip_vision_model"}  # fmt: skip
+"""openai/clip-vit-large-patch14-336, 2 x 2 of whose patches become a token."""
+
+
+def molmo(config: dict[str, Any]) -> dict[str, Any]:
+    """Molmo on Qwen 2: gate and up are counted as one width, words are those of the table; the encoder's sizes stand in code."""
+    own = ("layer_norm_type", "weight_tying", "use_position_ids", "embedding_size", "auto_map", "model_type")
+    text = {n: v for n, v in config.items() if n not in own}
+    text |= {"intermediate_size": int(config.get("intermediate_size") or 0) // 2, "model_type": "qwen2"}
+    text["vocab_size"] = config.get("embedding_size") or config.get("vocab_size")
+    tied = bool(config.get("weight_tying", False))
+    seeing = {**CLIP_LARGE, "num_hidden_layers": 23, "model_type": "molmo_vision"}
+    return {"model_type": "molmo", "text_config": text, "vision_config": seeing, "tie_word_embeddings": tied}
+
+
+def qwen3_asr(config: dict[str, Any]) -> dict[str, Any]:
+    """Qwen3-ASR as its authors publish it: all of it is a thinker, its parts by other names."""
+    thinker = config.get("thinker_config")
+    if not isinstance(thinker, dict):
+        return config
+    parts = {"text_config": "qwen3", "audio_config": "qwen3_asr_encoder"}
+    inside = {n: {**(thinker.get(n) or {}), "model_type": kind} for n, kind in parts.items()}
+    return {"model_type": "qwen3_asr", **inside}
+
+
+def phi_msft(config: dict[str, Any]) -> dict[str, Any]:
+    """Phi 1.5 and 2 as first published, in GPT-2's names."""
+    found = {PHI_NAMES.get(n, n): v for n, v in config.items() if n not in ("flash_rotary", "fused_dense", "img_processor")}
+    width = found.get("intermediate_size") or 4 * int(found.get("hidden_size") or 0)
+    return {**found, "intermediate_size": width, "model_type": "phi"}
+
+
+PHI_NAMES = {
+    "n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
+    "n_head_kv": "num_key_value_heads", "n_inner": "intermediate_size", "n_positions": "max_position_embeddings",
+}  # fmt: skip
+"""GPT-2's name of a size -> transformers' for Phi."""
+
+
 WORDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "phi3_v": phi3_v,
+    "molmo": molmo,
+    "qwen3_asr": qwen3_asr,
+    "phi-msft": phi_msft,
     "minicpmv": minicpmv,
     "phi4mm": phi4mm,
     "deepseek_vl_v2": deepseek_vl,
@@ -133,7 +183,24 @@ def ovis25(file: Keys, k: Keys, h: int, text: int) -> Weights:
     return (head, norm("visual_head_norm", "layernorm", words - 4), vector("visual_words", words * text))
 
 
-REMOTE_PROJECTORS: dict[str, Projector] = {"minicpmv": resampler, "deepseek_vl_v2": downsample, "ovis2_5": ovis25}
+def phi3_projector(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """Phi-3 Vision: 2 x 2 patches into channels, two layers, the ends of lines and of views."""
+    wide = h * k.number("spatial_merge_size") ** 2
+    return (*mlp2("projector", wide, text, text), vector("separators", 2 * wide))
+
+
+def molmo_projector(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """Molmo: attention over 2 x 2 patches of two layers, a gated layer, embeddings of padding and of 128 further words."""
+    width, patches = int(file.config["text_config"]["intermediate_size"]), k.number("spatial_merge_size") ** 2
+    return (
+        linear("pooling_qkv", 2 * h, h, copies=3), linear("pooling_out", h, h), vector("padding", patches * h),
+        linear("up", h, 2 * width, False), linear("down", width, text, False), vector("further_words", 128 * text),
+    )  # fmt: skip
+
+
+REMOTE_PROJECTORS: dict[str, Projector] = {
+    "minicpmv": resampler, "deepseek_vl_v2": downsample, "ovis2_5": ovis25, "phi3_v": phi3_projector, "molmo": molmo_projector,
+}  # fmt: skip
 """Projectors that belong to the whole model."""
 
 

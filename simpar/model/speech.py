@@ -7,7 +7,7 @@ from typing import Any
 from simpar.model.config_keys import Keys
 from simpar.model.family import Family
 from simpar.model.pieces import norm_extra, vector
-from simpar.model.projectors import Weights, linear
+from simpar.model.projectors import Weights, gemma3n_embedder, linear
 from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec
 from simpar.specs.mixers import AttentionSpec, CustomSpec, FeedForwardSpec, WeightSpec
 
@@ -266,18 +266,37 @@ def phi4_audio(file: Keys, k: Keys, text: int) -> StackSpec:
 
 
 def gemma4_audio(file: Keys, k: Keys, text: int) -> StackSpec:
-    """Gemma 4's Conformer: feed-forwards and attention between norms, a windowed attention with projected distances, a gated
-    pointwise convolution before the depthwise one; two strided convolutions in front, two matrices behind.
-    """
-    h, heads, out = k.number("hidden_size"), k.number("num_attention_heads"), k.number("output_proj_dims", default=1536)
-    first, second = k.get("subsampling_conv_channels", default=[128, 32])
+    """Gemma 4's Conformer with two matrices behind it."""
+    out = k.number("output_proj_dims", default=1536)
     k.get("attention_chunk_size", "attention_context_right", "attention_invalid_logits_value", "attention_logit_cap")
     k.get("residual_weight", "use_clipped_linears", "gradient_clipping")
+    return _gemma_audio(k, (linear("output", k.number("hidden_size"), out), linear("projector", out, text, False)))
+
+
+def gemma3n_audio(file: Keys, k: Keys, text: int) -> StackSpec:
+    """The same Conformer in Gemma 3n, behind it a table of hard words, norms and one matrix."""
+    k.get("conf_attention_chunk_size", "conf_attention_context_right", "conf_attention_logit_cap", "conf_reduction_factor")
+    k.get("conf_residual_weight", "sscp_conv_stride_size", "sscp_conv_group_norm_eps", "vocab_offset", "gradient_clipping")
+    k.get("sscp_conv_kernel_size", "conf_positional_bias_size")
+    return _gemma_audio(k, gemma3n_embedder(file, k, k.number("hidden_size"), text))
+
+
+def _gemma_audio(k: Keys, behind: Weights) -> StackSpec:
+    """Feed-forwards and attention between norms, a windowed attention with projected distances, a gated pointwise convolution
+    before the depthwise one; two strided convolutions in front.
+    """
+    h, heads = k.number("hidden_size"), k.number("num_attention_heads", "conf_num_attention_heads")
+    first, second = k.get("subsampling_conv_channels", "sscp_conv_channel_size", default=[128, 32])
+    bins, left = (
+        k.number("input_feat_size", default=128),
+        k.number("attention_context_left", "conf_attention_context_left", default=13),
+    )
+    taps = k.number("conv_kernel_size", "conf_conv_kernel_size", default=5)
     attention = AttentionSpec(
-        num_heads=heads, num_key_value_heads=heads, head_dim=h // heads, window=k.number("attention_context_left", default=13),
+        num_heads=heads, num_key_value_heads=heads, head_dim=h // heads, window=left,
         position="relative", extra=(vector("scale_by_channel", h // heads), linear("distances", h, h, False)),
     )  # fmt: skip
-    depthwise = WeightSpec(name="depthwise", kind="conv", inputs=k.number("conv_kernel_size", default=5), outputs=h)
+    depthwise = WeightSpec(name="depthwise", kind="conv", inputs=taps, outputs=h)
     inside = (linear("gate", h, 2 * h, False), depthwise, linear("pointwise", h, h, False), vector("norm", h))
     mlp = SublayerSpec(branches=(FeedForwardSpec(width=4 * h, gated=False),), norm="sandwich")
     steps = (
@@ -288,16 +307,16 @@ def gemma4_audio(file: Keys, k: Keys, text: int) -> StackSpec:
     )
     stem = (
         linear("convolution_1", 9, first, False), linear("convolution_2", 9 * first, second, False),
-        vector("convolution_norms", first + second), linear("subsampled", first // 4 * second, h, False),
+        vector("convolution_norms", first + second), linear("subsampled", bins // 4 * second, h, False),
     )  # fmt: skip
     return StackSpec(
         name="audio", hidden_size=h, layers={"conformer": LayerSpec(sublayers=steps, extra=(vector("norm_out", h),))},
-        pattern=(f"conformer*{k.number('num_hidden_layers')}",), norm="rmsnorm", final_norm=False, tower=True,
-        extra=(*stem, linear("output", h, out), linear("projector", out, text, False)),
+        pattern=(f"conformer*{k.number('num_hidden_layers', 'conf_num_hidden_layers')}",), norm="rmsnorm", final_norm=False,
+        tower=True, extra=(*stem, *behind),
     )  # fmt: skip
 
 
-CONFORMERS = {"phi4_multimodal_audio": phi4_audio, "gemma4_audio": gemma4_audio}
+CONFORMERS = {"phi4_multimodal_audio": phi4_audio, "gemma4_audio": gemma4_audio, "gemma3n_audio": gemma3n_audio}
 """Audio encoders beside a decoder that are no Whisper's layers."""
 
 SPEECH_READERS: dict[str, Any] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from simpar.model.config_keys import Keys
@@ -21,6 +21,7 @@ from simpar.model.projectors import (
     embedding_norm,
     ernie_vl,
     gemma3,
+    gemma3n_embedder,
     gemma4_positions,
     glm4v,
     glm4v_norms,
@@ -61,7 +62,7 @@ from simpar.model.projectors import (
 from simpar.model.remote import REMOTE_PROJECTORS
 from simpar.model.sam import git_projector, got_ocr, sam_stack
 from simpar.specs.architecture import LayerSpec, StackSpec, SublayerSpec
-from simpar.specs.mixers import AttentionSpec, ExpertsSpec, FeedForwardSpec, NormKind, WeightSpec
+from simpar.specs.mixers import AttentionSpec, CustomSpec, ExpertsSpec, FeedForwardSpec, NormKind, WeightSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,11 +226,32 @@ def dots_stack(k: Keys) -> StackSpec:
     return base.model_copy(update={"layers": layers, "pattern": pattern})
 
 
+MOBILENETS = {"mobilenetv5_300m_enc": 294_126_912}
+"""timm's encoders of convolutions -> their parameters, counted from Gemma 3n's published weights (E2B and E4B alike)."""
+
+
+def mobilenet_stack(k: Keys) -> StackSpec:
+    """An encoder of convolutions: its weights as one; their work is not known, as each meets another number of positions."""
+    name = str(k.get("architecture", default=""))
+    k.get("do_pooling", "model_args", "label_names", "num_classes")
+    if name not in MOBILENETS:
+        k.unknown.append(("architecture", name, f"an encoder that is not known; known are {', '.join(MOBILENETS)}"))
+    k.note(f"{k.path}architecture = {name}: its weights are counted, the work of its convolutions is not")
+    weights = CustomSpec(label="convolutions", extra=(vector("convolutions", MOBILENETS.get(name, 1)),))
+    layer = LayerSpec(sublayers=(SublayerSpec(branches=(weights,), norm="none"),))
+    return StackSpec(
+        name="vision", hidden_size=k.number("hidden_size"), layers={"convolutions": layer}, pattern=("convolutions*1",),
+        final_norm=False, tower=True, input_tokens=256,
+    )  # fmt: skip
+
+
 WHOLE: dict[str, Callable[[Keys], StackSpec]] = {
     "mllama_vision_model": mllama_stack, "dots3_note_vision_encoder": dots_stack, "got_ocr2_vision": sam_stack,
+    "gemma3n_vision": mobilenet_stack,
 }  # fmt: skip
 """Vision encoders with layers of several kinds."""
 SIGLIP = Tower(extra=siglip_head)
+CLIP = Tower(patch_bias=False, tokens=1, pre_norm=True, final_norm=True)
 BY_PARENT: dict[str, Projector] = {
     **REMOTE_PROJECTORS,
     **dict.fromkeys(("llava", "video_llava"), llava),
@@ -304,8 +326,8 @@ TOWERS: dict[str, Tower] = {
     "siglip_vision_model": SIGLIP, "deepseek_vl_v2_vision": SIGLIP, "siglip2_navit": Tower(), "minicpmv_vision": Tower(),
     "idefics3_vision": Tower(), "smolvlm_vision": Tower(),
     "siglip2_vision_model": Tower(positions="num_patches", extra=siglip_head),
-    "got_ocr2_vision": Tower(projector=got_ocr),
-    **dict.fromkeys(("clip_vision_model", "git_vision_model"), Tower(patch_bias=False, tokens=1, pre_norm=True, final_norm=True)),
+    "got_ocr2_vision": Tower(projector=got_ocr), "gemma3n_vision": Tower(projector=gemma3n_embedder),
+    **dict.fromkeys(("clip_vision_model", "git_vision_model"), CLIP), "molmo_vision": replace(CLIP, final_norm=False),
     "kimi_k25_vision": Tower(positions="none", extra=kimi_positions, projector=kimi),
     "kimi_k3_vision": Tower(
         norm="rmsnorm", bias=False, mlp_bias=False, patch_bias=False, positions="none", extra=kimi_positions, projector=kimi

@@ -66,8 +66,7 @@ def compare_hardware(solver: Solver, names: list[str]) -> Study:
     own = phase_scenario(plan, plan.phases[0]).hardware
     gpus = plan.cluster.num_nodes * own.gpus_per_node
     points = []
-    for name in names:
-        profile = load_hardware(name)
+    for name, profile in [(name, load_hardware(name)) for name in names]:  # none is searched before all are known
         nodes = max(1, round(gpus / profile.gpus_per_node))
         values: dict[str, object] = {"cluster.hardware": name, "cluster.num_nodes": nodes}
         if plan.cluster.gpus_per_node:

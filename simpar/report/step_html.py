@@ -10,10 +10,9 @@ from simpar.output import write_file
 from simpar.report import layout_plot, memory_plot, step_figures
 from simpar.report.gantt import gantt
 from simpar.report.page import Table, card, page, plot
-from simpar.report.step_table import PARTS_HEADS, advice, format_metric, part_rows
+from simpar.report.step_table import PARTS_HEADS, advice, format_metric, part_rows, unit_of
 from simpar.result.published import IN_SAMPLE
 from simpar.result.result import MFU_DEFINITION, Result
-from simpar.specs.architecture import TokenModel
 from simpar.units import format_bytes, format_seconds
 
 _TENSORS = 20
@@ -70,7 +69,7 @@ def step_page(result: Result) -> str:
 def _head(result: Result) -> str:
     """Name, layout and headline numbers."""
     layout, plan, mesh = result.layout, result.layout.plan, result.layout.mesh
-    unit = "tokens" if isinstance(layout.scenario.model, TokenModel) else "samples"
+    unit = unit_of(result)
     low, high = result.step_interval.low, result.step_interval.high
     worst = result.worst_rank
     tp = "/".join(map(str, plan.stage_tp or (plan.tp,)))

@@ -12,12 +12,18 @@ from simpar.report.terms import terms_in
 from simpar.report.width import ByWidth
 from simpar.result.published import IN_SAMPLE
 from simpar.result.result import MFU_DEFINITION, Result
+from simpar.specs.architecture import TokenModel
 from simpar.specs.scenario import Scenario
 from simpar.units import format_bytes, format_seconds
 
 _BAR = 28
 _BESIDE_BAR = 52
 """Columns that names and numbers of the waterfall take."""
+
+
+def unit_of(result: Result) -> str:
+    """What a result counts its throughput in."""
+    return "tokens" if isinstance(result.layout.scenario.model, TokenModel) else "samples"
 
 
 def _headline(result: Result) -> Table:
@@ -35,7 +41,7 @@ def _headline(result: Result) -> Table:
                    f"{result.schedule_name}, {result.layout.num_microbatches} micro-batches"),
         ("step time", f"{format_seconds(result.step_time_s)}  (80 %: {format_seconds(interval.low)} to "
                       f"{format_seconds(interval.high)}; widest: {', '.join(n for n, _ in interval.dominated_by[:3])})"),
-        ("throughput", f"{result.tokens_per_s:,.0f} tokens/s, {result.tokens_per_s_per_gpu:,.1f} per GPU"),
+        ("throughput", f"{result.tokens_per_s:,.0f} {unit_of(result)}/s, {result.tokens_per_s_per_gpu:,.1f} per GPU"),
         ("model FLOPs", f"{result.model_flops_per_s_per_gpu / 1e12:,.1f} TFLOP/s per GPU, MFU {result.mfu:.1%} "
                         f"(non-causal {result.mfu_non_causal:.1%}, HFU {result.hfu:.1%})"),
         ("bubble", f"{result.bubble_fraction:.1%} of the pipeline phase"),
@@ -199,7 +205,7 @@ def comparison(first: Result, second: Result) -> RenderableType:
         table.add_column(name, justify="left" if name in ("", "unit") else "right", overflow="fold")
     rows: list[tuple[str, str, float, float, str]] = [
         ("step time", "s", first.step_time_s, second.step_time_s, ".4g"),
-        ("tokens/s per GPU", "1/s", first.tokens_per_s_per_gpu, second.tokens_per_s_per_gpu, ",.1f"),
+        (f"{unit_of(first)}/s per GPU", "1/s", first.tokens_per_s_per_gpu, second.tokens_per_s_per_gpu, ",.1f"),
         ("MFU", "%", 100 * first.mfu, 100 * second.mfu, ".1f"),
         ("bubble", "%", 100 * first.bubble_fraction, 100 * second.bubble_fraction, ".1f"),
         ("device memory", "GiB", first.worst_rank.device_bytes / 2**30, second.worst_rank.device_bytes / 2**30, ".1f"),

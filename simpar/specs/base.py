@@ -104,6 +104,7 @@ _KINDS: Final = {
     **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
     "string_type": "must be a text",
     "int_from_float": "must be a whole number",
+    "int_parsing_size": "is too large a number",
     "missing": "is required",
 }
 """Rules that pydantic states in terms of Python's types, by its name of the error."""

@@ -46,7 +46,9 @@ def load_model(name_or_path: str, base: Path | None = None, *, approximate: bool
         InputError: an unknown name, an unreadable file, or every violation in it together.
     """
     path = _existing(Path(name_or_path), base or Path())
-    if os.path.isdir(path) and (path / "config.json").is_file():
+    if os.path.isdir(path) and name_or_path not in model_names():
+        if not (path / "config.json").is_file():
+            raise InputError([Violation("model", name_or_path, "is a folder without a config.json", "name a file in it")])
         path = path / "config.json"
     if path.suffix == ".json":
         return _from_config(path, approximate=approximate)
