@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
 
 import numpy as np
@@ -43,6 +44,14 @@ class Step:
 
     program: Program
     schedule: Schedule
+
+    @cached_property
+    def held(self) -> dict[int, list[int]]:
+        """Pipeline rank -> model stages."""
+        found: dict[int, list[int]] = {}
+        for stage, rank in enumerate(self.schedule.stage_to_rank):
+            found.setdefault(rank, []).append(self.schedule.model_stage(stage))
+        return {rank: found[rank] for rank in sorted(found)}
 
 
 @dataclass(frozen=True)
@@ -158,10 +167,6 @@ class Evaluation:
     def _describe(self, step: Step, choice: Choice, limit: int | None) -> Columns:
         kinds = self.pricing.kinds
         orders = self.pricing.pipelines.composition(choice.pipeline, choice.group.pp, limit).orders
-        held: dict[int, list[int]] = {}
-        for stage, rank in enumerate(step.schedule.stage_to_rank):
-            held.setdefault(rank, []).append(step.schedule.model_stage(stage))
-
         leads = self.pricing.framework.host.optimizer_tensor_cpu_s > 0
 
         def weights(order: Sequence[int]) -> tuple[int, ...]:
@@ -169,9 +174,13 @@ class Evaluation:
             return tuple(k - n if n <= k < 2 * n else k for k in order)
 
         def part(key: object) -> tuple[str, object]:
+            if isinstance(key, Compute) and key.cut:
+                # Each block by itself; behind the last one of a pass is what the host takes for the pass.
+                ends = key.last == len(orders[key.stage]) if key.phase == "F" else key.first == 0
+                return "block", (key.phase, orders[key.stage][key.first : key.last], ends)
             if isinstance(key, Compute):
                 # The host's gaps belong to the whole stage.
-                return "block", (key.phase, orders[key.stage], key.first, key.last, key.cut)
+                return "block", (key.phase, orders[key.stage], key.first, key.last)
             if isinstance(key, Overlapped):
                 return "block", ("pair", orders[key.forward_stage], orders[key.backward_stage])
             if isinstance(key, Offload):
@@ -180,9 +189,9 @@ class Evaluation:
                 return "state", (type(key).__name__, weights(orders[key.stage][key.first : key.last]))
             if isinstance(key, OptimizerStep) and leads:
                 # The host comes to its tensors ahead of the device, by what the last backward leaves.
-                return "other", ("step", tuple(orders[s] for s in held[key.rank]))
+                return "other", ("step", tuple(orders[s] for s in step.held[key.rank]))
             if isinstance(key, OptimizerStep):
-                return "state", ("step", tuple(weights(orders[s]) for s in held[key.rank]))
+                return "state", ("step", tuple(weights(orders[s]) for s in step.held[key.rank]))
             if isinstance(key, Send) and self._same_boundaries(choice):
                 return "send", key.pair
             return "other", key
@@ -339,16 +348,13 @@ class Evaluation:
 
     def _device_bytes(self, choice: Choice, allocated: FloatArray) -> float:
         step, layout = self.step(choice), self.pricing.layout(choice)
-        program, schedule = step.program, step.schedule
-        held: dict[int, list[int]] = {r: [] for r in range(schedule.num_ranks)}
-        for stage, rank in enumerate(schedule.stage_to_rank):
-            held[rank].append(schedule.model_stage(stage))
+        program = step.program
 
         def passes(rank: int) -> list[Pass]:
             keys = [program.price_keys[program.price[op]] for op in program.ops_of(Stream(rank, "compute")).tolist()]
             return passes_of(keys, layout.stage_blocks)
 
-        replays = Replays(layout, held, passes)
+        replays = Replays(layout, step.held, passes)
         each = dict(enumerate(allocated.tolist()))
         replays.choose(each)
         outside = self.pricing.outside_bytes(choice.group)
@@ -382,16 +388,16 @@ class Evaluation:
                 allocator's view takes longest.
         """
         if choice not in self._in_full:
-            priced, ran = self.simulated(choice)
-            roles = {rank: rank for rank in priced.held}
-            ranks = memory_over_time(priced.layout, priced.program, ran, priced.held, roles)
+            (step, table), layout = self.prices(choice), self.pricing.layout(choice)
+            ran = timeline(step.program, table)
+            ranks = memory_over_time(layout, step.program, ran, step.held, {rank: rank for rank in step.held})
             least = max(r.allocated_bytes + sum(amount for _, amount in r.outside) for r in ranks)
             if not allows(least):
                 return inf, least, 0.0
             fullest = max(ranks, key=lambda r: r.device_bytes)
-            waits = optimizer_waits(priced.layout, priced.schedule)
+            waits = optimizer_waits(layout, step.schedule)
             cached = fullest.reserved_bytes - fullest.allocated_bytes
-            self._in_full[choice] = (account(priced.program, ran, waits=waits).makespan, fullest.device_bytes, cached)
+            self._in_full[choice] = (account(step.program, ran, waits=waits).makespan, fullest.device_bytes, cached)
         return self._in_full[choice]
 
 
