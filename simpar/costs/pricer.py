@@ -74,16 +74,16 @@ class LayoutPricer:
         self._gaps: dict[tuple[int, str, bool], list[float]] = {}
         self.host = HostTimes(layout, self.block)
 
-    def like(self, other: LayoutPricer) -> LayoutPricer:
+    def like(self, other: LayoutPricer, slowed: dict[int, float] | None = None) -> LayoutPricer:
         """This one with the op lists that `other` has priced, whose ops cost the same: only pipelines and states may differ, and
-        what runs again."""
+        what runs again; and with what pricers of the same blocks and pipeline have found `slowed`."""
         self._placed, self._lists = other._placed, other._lists
+        self._slowed = self._slowed if slowed is None else slowed
         return self
 
     def price(self, key: Key) -> KeyPrice:
         """The price of one key."""
-        found = self._keys.get(key)
-        if found is None:
+        if (found := self._keys.get(key)) is None:
             found = self._keys[key] = self._price(key)
         return found
 

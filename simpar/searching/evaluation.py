@@ -117,8 +117,8 @@ class Evaluation:
         self.swept = 0
         self._numbers: dict[object, int] = {}
         self._paths: dict[tuple[int, bytes, bytes], float] = {}
-        self._prices: dict[tuple[int, int], tuple[float, float]] = {}
-        self._slowed: dict[object, float] = {}
+        self._prices: dict[tuple[int, int], tuple[float, int]] = {}
+        self._slowed: dict[object, dict[int, float]] = {}
         self._rises: dict[tuple[int, int], dict[str, float]] = {}
         self._pricers: dict[object, LayoutPricer] = {}
         self._last: tuple[Choice, Priced, Timeline] | None = None
@@ -221,7 +221,7 @@ class Evaluation:
         columns = self._columns_of(step, choice)
         scopes = self._scopes(choice)
         pricer: LayoutPricer | None = None
-        pairs: list[tuple[float, float]] = []
+        pairs: list[tuple[float, int]] = []
         for (scope, part), key in zip(columns.parts, columns.keys, strict=True):
             name = (scopes[scope], part)
             pair = self._prices.get(name)
@@ -230,12 +230,11 @@ class Evaluation:
                 price = pricer.price(key)  # type: ignore[arg-type]
                 pair = self._prices[name] = (price.seconds, price.held_sms)
             pairs.append(pair)
-        beside, slowed = (scopes["block"], choice.recompute, choice.pipeline), dict[float, float]()
+        slowed = self._beside(choice, scopes)
         for sms in {held for _, held in pairs}:
-            if (beside, sms) not in self._slowed:
+            if sms not in slowed:
                 pricer = pricer or self.pricer(choice, step)
-                self._slowed[beside, sms] = pricer.slowed(int(sms))
-            slowed[sms] = self._slowed[beside, sms]
+                pricer.slowed(sms)
         found = np.array([(seconds, slowed[held]) for seconds, held in pairs])[columns.index]
         return step, PriceTable(found[:, 0], found[:, 1])
 
@@ -285,7 +284,12 @@ class Evaluation:
         model = tuple(schedule.model_stage(s) for s in range(schedule.num_stages))
         layout = self.pricing.layout(choice)
         found = LayoutPricer(layout, self.pricing.kernels, self.pricing.collectives).bind(schedule.stage_to_rank, model)
-        return found.like(self._pricers.setdefault(self._scopes(choice)["block"], found))
+        scopes = self._scopes(choice)
+        return found.like(self._pricers.setdefault(scopes["block"], found), self._beside(choice, scopes))
+
+    def _beside(self, choice: Choice, scopes: dict[str, int]) -> dict[int, float]:
+        """How much collectives slow the compute of a choice, by the SMs that they hold; its pricers fill it in."""
+        return self._slowed.setdefault((scopes["block"], choice.recompute, choice.pipeline), {})
 
     # -- step times ---------------------------------------------------------------------------------------------------
 
