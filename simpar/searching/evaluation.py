@@ -48,10 +48,8 @@ class Step:
     @cached_property
     def held(self) -> dict[int, list[int]]:
         """Pipeline rank -> model stages."""
-        found: dict[int, list[int]] = {}
-        for stage, rank in enumerate(self.schedule.stage_to_rank):
-            found.setdefault(rank, []).append(self.schedule.model_stage(stage))
-        return {rank: found[rank] for rank in sorted(found)}
+        schedule = self.schedule
+        return {r: [schedule.model_stage(s) for s in schedule.stages_of(r)] for r in range(schedule.num_ranks)}
 
 
 @dataclass(frozen=True)
@@ -165,12 +163,10 @@ class Evaluation:
         return self._columns[key]
 
     def _describe(self, step: Step, choice: Choice, limit: int | None) -> Columns:
-        kinds = self.pricing.kinds
         orders = self.pricing.pipelines.composition(choice.pipeline, choice.group.pp, limit).orders
-        leads = self.pricing.framework.host.optimizer_tensor_cpu_s > 0
+        n, leads = self.pricing.kinds.layers, self.pricing.framework.host.optimizer_tensor_cpu_s > 0
 
         def weights(order: Sequence[int]) -> tuple[int, ...]:
-            n = kinds.layers
             return tuple(k - n if n <= k < 2 * n else k for k in order)
 
         def part(key: object) -> tuple[str, object]:
@@ -192,7 +188,7 @@ class Evaluation:
                 return "other", ("step", tuple(orders[s] for s in step.held[key.rank]))
             if isinstance(key, OptimizerStep):
                 return "state", ("step", tuple(weights(orders[s]) for s in step.held[key.rank]))
-            if isinstance(key, Send) and self._same_boundaries(choice):
+            if isinstance(key, Send) and self.pricing.template.model.kind == "transformer":
                 return "send", key.pair
             return "other", key
 
@@ -211,9 +207,6 @@ class Evaluation:
     def _number(self, value: object) -> int:
         """Of a value that memos ask for all the time: long tuples are slow to hash."""
         return self._numbers.setdefault(value, len(self._numbers))
-
-    def _same_boundaries(self, choice: Choice) -> bool:
-        return self.pricing.template.model.kind == "transformer"
 
     def prices(self, choice: Choice) -> tuple[Step, PriceTable]:
         """The program of a choice with its prices."""
@@ -352,11 +345,10 @@ class Evaluation:
 
     def _device_bytes(self, choice: Choice, allocated: FloatArray) -> float:
         step, layout = self.step(choice), self.pricing.layout(choice)
-        program = step.program
 
         def passes(rank: int) -> list[Pass]:
-            keys = [program.price_keys[program.price[op]] for op in program.ops_of(Stream(rank, "compute")).tolist()]
-            return passes_of(keys, layout.stage_blocks)
+            prices = step.program.price[step.program.ops_of(Stream(rank, "compute"))].tolist()
+            return passes_of([step.program.price_keys[price] for price in prices], layout.stage_blocks)
 
         replays = Replays(layout, step.held, passes)
         each = dict(enumerate(allocated.tolist()))
