@@ -28,7 +28,7 @@ from simpar.result.result import Result
 from simpar.schedules import Schedule
 from simpar.searching.choice import Choice
 from simpar.searching.pricing import Pricing
-from simpar.searching.shapes import style_of
+from simpar.searching.shapes import shape_of, style_of
 from simpar.specs.stage_plan import rank_gpus
 from simpar.step import Priced, interpret, prepare
 
@@ -273,16 +273,16 @@ class Evaluation:
 
     def pricer(self, choice: Choice, step: Step) -> LayoutPricer:
         """The pricer that `simulate` would use."""
-        schedule = step.schedule
+        layout, scopes, schedule = self.pricing.layout(choice), self._scopes(choice), step.schedule
         model = tuple(schedule.model_stage(s) for s in range(schedule.num_stages))
-        layout = self.pricing.layout(choice)
         found = LayoutPricer(layout, self.pricing.kernels, self.pricing.collectives).bind(schedule.stage_to_rank, model)
-        scopes = self._scopes(choice)
         return found.like(self._pricers.setdefault(scopes["block"], found), self._beside(choice, scopes))
 
     def _beside(self, choice: Choice, scopes: dict[str, int]) -> dict[int, float]:
         """How much collectives slow the compute of a choice, by the SMs that they hold; its pricers fill it in."""
-        return self._slowed.setdefault((scopes["block"], choice.recompute, choice.pipeline), {})
+        p = choice.pipeline
+        shape = shape_of(choice.group.pp, p.virtual_stages, p.schedule)
+        return self._slowed.setdefault((scopes["block"], choice.recompute, shape.stages, shape.ends_meet, p.split), {})
 
     # -- step times ---------------------------------------------------------------------------------------------------
 
