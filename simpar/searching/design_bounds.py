@@ -82,6 +82,7 @@ class DesignBounds:
         self._peaks: dict[object, FloatArray] = {}
         self._holds: dict[bytes, int] = {}
         self._every: dict[Design, OpenLayouts] = {}
+        self._outlooks: dict[tuple[Design, bytes], Outlook] = {}
 
     def recomputations(self, pipeline: Pipeline, pp: int, *, merges: bool = False) -> Recomputations:
         """What the stages of a pipeline may recompute (see `Space.merges`)."""
@@ -124,6 +125,14 @@ class DesignBounds:
     def outlook(self, design: Design) -> Outlook:
         """Which shardings of a design rest in memory, and how fast each can be at best."""
         rests = self._rests(design)
+        # A front looks at a design again and again, under less and less memory.
+        if (key := (design, rests.tobytes())) not in self._outlooks:
+            if len(self._outlooks) > _LARGEST_MEMO:
+                self._outlooks.clear()
+            self._outlooks[key] = self._outlook(design, rests)
+        return self._outlooks[key]
+
+    def _outlook(self, design: Design, rests: BoolArray) -> Outlook:
         columns = np.flatnonzero(rests.any(axis=1))
         if not len(columns):
             return Outlook(design, columns, np.zeros((0, 2)), None)
