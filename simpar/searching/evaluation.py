@@ -261,7 +261,7 @@ class Evaluation:
         own = choice.variant.overlap_ep and choice.pipeline.schedule.startswith("dualpipe")
         p = choice.pipeline
         joined = passes_join(choice.group.pp, p.virtual_stages, p.schedule, p.overlap_p2p, self.pricing.framework.pipeline)
-        ahead = joined and choice.state.zero_stage < 3
+        ahead = joined and self.pricing.gathered(choice.group, choice.variant, choice.state) is None
         block = self._number(("block", site, choice.micro_batch_size, choice.variant, recompute, sharded, own, ahead))
         # What of a spread is hidden does not matter to its prices.
         spread = (choice.state.zero_stage, choice.state.shard_size, choice.state.offload_parameters)
