@@ -140,3 +140,17 @@ def test_expert_exchanges_that_dualpipe_hides_have_its_price(first: str) -> None
         table = evaluation.pricing.table(choice.group, 1, choice.variant, "none")
         for row, phase in enumerate("FBIW"):
             assert table.seconds[row, 0] <= pricer.block(layout.stage_blocks[0][1], phase).seconds * (1.0 + 1e-12), phase
+
+
+def test_a_pipeline_that_lets_its_host_run_ahead_has_prices_of_its_own() -> None:
+    """Unsharded weights under ZeRO 3: whichever of two pipelines is priced first, the other takes as long as simulated."""
+    fix = ("tp=4", "pp=2", "cp=1", "zero_stage=3", "schedule=interleaved", "virtual_stages=2", "micro_batch_size=1",
+           "recompute=none", "split=even", "offload_activations=0", "offload_optimizer=false", "sequence_parallel=true",
+           "overlap_tp=false", "placement=tp-cp-ep-dp-pp", "overlap_grad_reduce=true", "overlap_param_gather=true")  # fmt: skip
+    space = space_of("llama3.1-8b", sequence=3072, batch=64, fix=fix, allow=("overlap_p2p=true,false",))
+    both = [choice for choice in space.choices() if choice.state.shard_size is None]
+    for order in (both, both[::-1]):
+        evaluation = Evaluation.of(Pricing(space))
+        for choice in order:
+            step_time_s = simulate(choice.scenario(space.template), detail="stage").step_time_s
+            assert evaluation.longest_path(choice) == pytest.approx(step_time_s, rel=1e-9), str(choice)

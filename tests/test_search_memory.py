@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -51,6 +52,27 @@ def test_memory_is_that_of_the_simulation(name: str) -> None:
         assert allocated == pytest.approx(np.array([rank.allocated_bytes for rank in result.memory]), rel=1e-6), str(choice)
         device_bytes = branch.evaluation.device_bytes(choice, allocated)
         assert device_bytes == pytest.approx(result.worst_rank.device_bytes, rel=1e-6), str(choice)
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_what_a_rank_reserves_does_not_depend_on_what_hides_traffic(name: str) -> None:
+    """`Evaluation.device_bytes` is remembered without these switches."""
+    branch = branch_of(name)
+
+    def blind(choice: Choice) -> Choice:
+        state = replace(choice.state, overlap_grad_reduce=None, overlap_param_gather=None)
+        return replace(choice, variant=replace(choice.variant, overlap_tp=False), state=state)
+
+    for choice in layouts(branch, 3, 29):
+        of_mesh = product(branch.space.variants(choice.group), branch.space.states(choice.group))
+        every = [replace(choice, variant=variant, state=state) for variant, state in of_mesh]
+        found = {}
+        for other in (each for each in every if blind(each) == blind(choice)):
+            allocated = branch.design_bounds.allocated(other)
+            assert allocated is not None
+            found[other] = branch.evaluation._device_bytes(other, allocated)
+        assert choice in found
+        assert max(found.values()) == pytest.approx(min(found.values()), rel=1e-12), [str(other) for other in found]
 
 
 @pytest.mark.parametrize("name", sorted(CASES))

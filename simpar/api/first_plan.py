@@ -9,8 +9,8 @@ from simpar.errors import InputError, Violation
 from simpar.searching.abilities import ABILITIES, launched_as
 from simpar.specs.framework import framework
 from simpar.specs.model import TransformerSpec
-from simpar.specs.options import FIT_PROBABILITY
 from simpar.specs.scenario import Scenario, make_scenario
+from simpar.specs.wanted import FIT_PROBABILITY
 
 if TYPE_CHECKING:
     from simpar.result.result import Result

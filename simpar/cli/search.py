@@ -25,6 +25,7 @@ from simpar.cli.options import (
     print_json,
 )
 from simpar.errors import InputError, Violation
+from simpar.specs.wanted import FIT_PROBABILITY
 
 if TYPE_CHECKING:
     from simpar.searching.answer import Answer
@@ -61,7 +62,7 @@ def search(
     tokens: Annotated[str, typer.Option(help="To train on before the deadline, such as 15.6T.")] = "",
     pareto: Annotated[str, typer.Option(help="The front over two or three metrics: step_time,memory.")] = "",
     robust: Annotated[str, typer.Option(help="p90: rank by the upper end of the interval.")] = "",
-    fit_probability: Annotated[float, typer.Option(help="Chance to fit the memory that a layout must have.")] = 0.9,
+    fit_probability: Annotated[float, typer.Option(help="Chance to fit the memory that a layout must have.")] = FIT_PROBABILITY,
     prove: Annotated[
         bool, typer.Option("--prove/--quick", help="Until nothing is faster; or (default) not by more than can be told.")
     ] = False,

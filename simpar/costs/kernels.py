@@ -7,7 +7,7 @@ part of them, because a host that runs ahead hides it. Forms and sources: docs/f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Final, cast
@@ -50,6 +50,22 @@ def _memoised(method: Callable[..., Price]) -> Callable[..., Price]:
     return lru_cache(maxsize=CACHE)(method)
 
 
+def piece_of(work: Gemm) -> Gemm:
+    """The kernel that a product is cut into, with nothing beside it."""
+    return work._replace(m=max(work.m // work.pieces, 1), pieces=1, held_sms=0)
+
+
+def _adds(work: Gemm) -> bool:
+    """Whether a weight gradient is added to an fp32 buffer."""
+    return work.direction == "wgrad" and work.accumulate_fp32
+
+
+def _oriented(work: Gemm) -> tuple[float, float, float]:
+    """Rows, columns and depth of what a product of (m, k) by (k, n) computes in its direction."""
+    m, n, k = float(work.m), float(work.n), float(work.k)
+    return {"forward": (m, n, k), "dgrad": (m, k, n), "wgrad": (n, k, m)}[work.direction]
+
+
 class KernelModel:
     """Prices of kernels on one GPU; every method is memoised.
 
@@ -72,6 +88,7 @@ class KernelModel:
         }
         self._memory_points = measured_memory(c.points)
         self._sets: dict[str, tuple[GemmConstants, Provenance]] = {}
+        self._laws: dict[tuple[Gemm, int], float] = {}
         self._in_steps: dict[RunCalibration, dict[object, Price]] = {}
         self._cached_gemm = _memoised(self._gemm)
         self._cached_grouped = _memoised(self._grouped_gemm)
@@ -134,26 +151,53 @@ class KernelModel:
         m, n, k = work.m, work.n, work.k
         if min(m, n, k, batch) <= 0:
             return ZERO
-        adds = work.direction == "wgrad" and work.accumulate_fp32
+        adds = _adds(work)
         if batch == 1 and self._points:
             point = self._points.get(("gemm", (m, n, k), work.dtype, "wgrad_accumulate" if adds else work.direction, True))
             point = point or self._points.get(("gemm", (m, n, k), work.dtype, work.direction, True))
             if point is not None:
                 return measured(point)
         c, provenance = self.gemm_set(work.dtype)
-        rows, columns, depth = (np.array([float(v)]) for v in (m, n, k))
-        d, factor = self._directions, 1.0
-        shapes = GemmShapes(rows, columns, depth, float(batch))
-        if work.direction == "dgrad":
-            shapes, factor = GemmShapes(rows, depth, columns, float(batch)), d.dgrad
-        elif work.direction == "wgrad":
-            shapes = GemmShapes(columns, depth, rows, float(batch), 8.0 if adds else None)
-            factor = d.wgrad_accumulate if adds else d.wgrad
-        factor *= self._promotion(work.dtype, work.direction)
-        seconds = float(gemm_seconds(c, self.sm_count, shapes)[0]) * factor * float(unaligned(columns, depth, c.input_bytes)[0])
+        if (work, batch) not in self._laws:
+            self._foresee([(work, batch)])
+        seconds = self._laws.pop((work, batch))
         spread = math.hypot(self._spread(c), DIRECTION_SPREAD if work.direction != "forward" else 0.0)
         bands = c.bands if min(m, n, k) >= SMALL_GEMM else c.bands_small or c.bands
         return banded(seconds, band_at(bands, 2.0 * batch * m * n * k, spread), provenance, (("gemm", seconds),))
+
+    def foresee(self, works: Iterable[object]) -> None:
+        """Price the products among these works together, which takes hardly longer than one of them: they are asked for next."""
+        wanted: dict[tuple[Gemm, int], None] = {}
+        for work in works:
+            if isinstance(work, GroupedGemm) and work.groups > 0 and work.tokens > 0:
+                wanted[self._part(work)] = None
+            elif isinstance(work, Gemm):
+                wanted[piece_of(work), 1] = None
+        self._foresee([(work, batch) for work, batch in wanted if min(work.m, work.n, work.k, batch) > 0])
+
+    def _foresee(self, products: Sequence[tuple[Gemm, int]]) -> None:
+        """Seconds of products by the law of their dtype, kept until they are priced."""
+        alike: dict[tuple[str, bool], list[tuple[Gemm, int]]] = {}
+        for each in products:
+            alike.setdefault((each[0].dtype, _adds(each[0])), []).append(each)
+        d = self._directions
+        for (dtype, adds), own in alike.items():
+            c, _ = self.gemm_set(dtype)
+            m, n, k, batches = np.array([(*_oriented(work), float(batch)) for work, batch in own]).T
+            shapes = GemmShapes(m, n, k, batches, 8.0 if adds else None)
+            factors = {"forward": 1.0, "dgrad": d.dgrad, "wgrad": d.wgrad_accumulate if adds else d.wgrad}
+            each_s = gemm_seconds(c, self.sm_count, shapes).tolist()
+            columns, depths = np.array([(work.n, work.k) for work, _ in own], dtype=float).T
+            odd = unaligned(columns, depths, c.input_bytes).tolist()
+            for (work, batch), seconds, slower in zip(own, each_s, odd, strict=True):
+                factor = factors[work.direction] * self._promotion(dtype, work.direction)
+                self._laws[work, batch] = seconds * factor * slower
+
+    def _part(self, work: GroupedGemm) -> tuple[Gemm, int]:
+        """The product of one expert, and how many run beside each other."""
+        rows = max(1, math.ceil(work.tokens / work.groups))
+        product = Gemm(rows, work.n, work.k, work.dtype, work.direction, work.accumulate_fp32)
+        return product, min(work.groups, self._grouped.streams)
 
     def _promotion(self, dtype: str, direction: str) -> float:
         slow = self.hardware.gpu.architecture == "hopper" and dtype_key(dtype) == "fp8"
@@ -189,10 +233,8 @@ class KernelModel:
         if point is not None:
             return measured(point)
         c, _ = self.gemm_set(work.dtype)
-        rows = max(1, math.ceil(tokens / groups))
-        g = self._grouped
-        beside = min(groups, g.streams)
-        part = self.gemm(Gemm(rows, n, k, work.dtype, direction, work.accumulate_fp32), beside)
+        g, (product, beside) = self._grouped, self._part(work)
+        part, rows = self.gemm(product, beside), product.m
         share = {"forward": g.forward, "dgrad": g.dgrad, "wgrad": g.wgrad_accumulate}[direction] if groups > 1 else 1.0
         seconds = groups / beside * part.seconds * share
         spread = math.hypot(self._spread(c), 0.05)

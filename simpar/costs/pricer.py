@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import zip_longest
@@ -15,7 +15,7 @@ from simpar.costs.expert_parallel import TRAINED_SMS, Exchange
 from simpar.costs.gloo import check_seconds
 from simpar.costs.held_sms import by_exchanges, loads, slowed
 from simpar.costs.host import HostTimes, launch_gaps
-from simpar.costs.kernels import KernelModel
+from simpar.costs.kernels import KernelModel, piece_of
 from simpar.costs.key_price import LAUNCH, KeyPrice, handled, scaled
 from simpar.costs.memory_bound import STREAM
 from simpar.costs.price import ZERO, Price, Provenance
@@ -74,16 +74,16 @@ class LayoutPricer:
         self._gaps: dict[tuple[int, str, bool], list[float]] = {}
         self.host = HostTimes(layout, self.block)
 
-    def like(self, other: LayoutPricer) -> LayoutPricer:
+    def like(self, other: LayoutPricer, slowed: dict[int, float] | None = None) -> LayoutPricer:
         """This one with the op lists that `other` has priced, whose ops cost the same: only pipelines and states may differ, and
-        what runs again."""
+        what runs again; and with what pricers of the same blocks and pipeline have found `slowed`."""
         self._placed, self._lists = other._placed, other._lists
+        self._slowed = self._slowed if slowed is None else slowed
         return self
 
     def price(self, key: Key) -> KeyPrice:
         """The price of one key."""
-        found = self._keys.get(key)
-        if found is None:
+        if (found := self._keys.get(key)) is None:
             found = self._keys[key] = self._price(key)
         return found
 
@@ -118,10 +118,13 @@ class LayoutPricer:
         """Price of one local op."""
         work = op.work
         known = self._placed if isinstance(work, _PLACED) else self._kernels
-        found = known.get(work)
-        if found is None:
+        if (found := known.get(work)) is None:
             found = known[work] = scaled(self._work(work), self._factor(work))
         return found
+
+    def foresee(self, ops: Iterable[LocalOp]) -> None:
+        """Price the products of an op list together."""
+        self.kernels.foresee(work for op in ops if (work := op.work) not in self._kernels)
 
     def _factor(self, work: object) -> float:
         """How much slower this kind of work is inside a training step than alone (specs/calibration.py)."""
@@ -139,7 +142,7 @@ class LayoutPricer:
     def _work(self, work: object) -> Price:
         kernels = self.kernels
         if isinstance(work, Gemm):
-            piece = kernels.gemm(work._replace(m=max(work.m // work.pieces, 1), pieces=1, held_sms=0))
+            piece = kernels.gemm(piece_of(work))
             sms = kernels.sm_count
             return scaled(piece, work.pieces * sms / max(sms - work.held_sms, 1.0)) if work.pieces > 1 else piece
         if isinstance(work, GroupedGemm):
@@ -147,13 +150,11 @@ class LayoutPricer:
         if isinstance(work, AttentionWork):
             return kernels.attention(work)
         if isinstance(work, MemoryWork):
-            return kernels.memory_bound(work.kernel, work.bytes_moved, implementation=work.implementation,
-                                        launches=work.launches)  # fmt: skip
+            return kernels.memory_bound(work.kernel, work.bytes_moved, implementation=work.implementation, launches=work.launches)
         if isinstance(work, KernelWork):
             return scans.price(kernels, work)
         if isinstance(work, OptimizerWork):
-            return kernels.adam(work.parameters, bytes_per_parameter=work.bytes_per_parameter,
-                                implementation=work.implementation)  # fmt: skip
+            return kernels.adam(work.parameters, bytes_per_parameter=work.bytes_per_parameter, implementation=work.implementation)
         if isinstance(work, Collective):
             return self._collective(work)
         if isinstance(work, ExpertExchange):
@@ -202,14 +203,14 @@ class LayoutPricer:
         listed, backward = list_of(block, phase), phase != "F"
         key = (id(listed), backward)
         if key not in self._lists:
+            self.foresee(listed)
             # With the list itself, so that no other ever has its number.
             self._lists[key] = (listed, price_list(ops_of(self.layout, block, phase), self.op_price, backward=backward))
         return self._lists[key][1]
 
     def hidden_share(self, block: LocalBlock) -> float:
         """Share of a block's exposed exchanges that another micro-batch's compute hides, where `hides_exchanges`."""
-        found = self._hidden.get(id(block))
-        if found is None:
+        if (found := self._hidden.get(id(block))) is None:
             pair = price_pair(block.forward, block.backward, self.op_price, self._slowed_by_exchanges(block))
             found = self._hidden[id(block)] = hidden_share([self._alone(block, phase) for phase in "FB"], pair)
         return found
@@ -330,8 +331,7 @@ class LayoutPricer:
         return layout.mesh.hops(name, layout.hardware, layout.scenario.cluster.num_nodes)[0][0]
 
     def _state(self, key: Gather | Reduce) -> KeyPrice:
-        price = self._sequence("dp", state_collectives(self.layout, key))
-        return handled(price, key, self.layout, self._work)
+        return handled(self._sequence("dp", state_collectives(self.layout, key)), key, self.layout, self._work)
 
     def _sequence(self, dimension: str, calls: Sequence[Collective]) -> KeyPrice:
         """Collectives one after the other on one stream, and what they do to compute beside them."""

@@ -31,10 +31,9 @@ from simpar.parallel.keys import (
     pair_of,
 )  # fmt: skip
 from simpar.parallel.layout import Layout
-from simpar.program.builder import Place
+from simpar.program.builder import Place, Stamp
 from simpar.program.pipelines import Detail, Pipelines, Segment
 from simpar.program.program import OpKind, Program
-from simpar.program.stamps import Stamp
 from simpar.program.units import Units
 from simpar.program.waits import one_queue, optimizer_waits, p2p_blocks, reductions_block
 from simpar.schedules import Action, Phase, Schedule
@@ -56,7 +55,6 @@ class _Lowering(Pipelines):
         self.blocking = p2p_blocks(layout, schedule)
         self.reductions: list[object] = []
         self._stamps: dict[tuple[object, ...], Stamp] = {}
-        self._gathers_at_start = self.gathers_at_start
 
     def start_gathers(self) -> None:
         """Parameter gathers of the step's start, bucket by bucket in the order of the forward."""
@@ -108,20 +106,20 @@ class _Lowering(Pipelines):
         put, leaves = (self.overlapped if action.parts else self.action), action.leaves
         numbers = tuple([leaf.microbatch for leaf in leaves])
         # Two equal numbers do not tell which of them a key holds.
-        if self._each_by_itself or len(set(numbers)) < len(numbers) or not self._alone.isdisjoint(leaves):
+        if self._each_by_itself or (action.parts and len(set(numbers)) < len(numbers)) or not self._alone.isdisjoint(leaves):
             put(rank, action)
             return
         kind = (self.copy, rank, action.phase, *[leaf.stage for leaf in leaves])
-        stamp, begin = self._stamps.get(kind), self.builder.num_ops
-        if stamp is None:
+        begin = self.builder.num_ops
+        if (stamp := self._stamps.get(kind)) is None:
             put(rank, action)
             self._stamps[kind] = Stamp(self.builder, begin, numbers)
-        else:
-            stamp.put(numbers)
-            if action.parts:
-                self.builder.pairs[begin] = (leaves[1].stage, numbers[1])
+            return
+        stamp.put(numbers)
+        if action.parts:
+            self.builder.pairs[begin] = (leaves[1].stage, numbers[1])
 
-    @property
+    @cached_property
     def _each_by_itself(self) -> bool:
         """Whether something hangs on every action besides its sends: a gather, a reduction, a copy to the host."""
         return self.detail == "op" or self.gather_always or self.reduce_always or self.offloads
@@ -129,7 +127,7 @@ class _Lowering(Pipelines):
     @cached_property
     def _alone(self) -> frozenset[Action]:
         """Actions on which something of the kind hangs."""
-        first = self.first_forward.values() if self._gathers_at_start else ()
+        first = self.first_forward.values() if self.gathers_at_start else ()
         last = self.last_backward.values() if self.data_parallel else ()
         return frozenset((*first, *last, *self.launched_after))
 

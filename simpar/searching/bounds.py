@@ -191,8 +191,8 @@ def _lost(pipe: PipelineBound, loss: FloatArray, beside: FloatArray) -> FloatArr
     return np.asarray(loss * (beside - both) + pipe.loss * (own - both) + larger * both)
 
 
-def combine(pipe: PipelineBound, states: StateBound, offloaded: int) -> FloatArray:
-    """Step-time bounds [R, D] of every pair of recomputation and sharding.
+def combine(pipe: PipelineBound, states: StateBound) -> FloatArray:
+    """Step-time bounds [2, R, D] of every pair of recomputation and sharding, with the optimizer on the device and offloaded.
 
     The data-parallel stream is busy from the start until its gathers are through, and what runs beside it is slowed: no chain of
     ops makes progress during `loss` of that time, whatever ranks it passes, but for what it waits for first and sends. Of a
@@ -216,8 +216,8 @@ def combine(pipe: PipelineBound, states: StateBound, offloaded: int) -> FloatArr
             round_after = pipe.around(states.reduce, pipe.tail, pipe.around_tail)
             alone = _lost(pipe, loss, np.minimum(gathering, most))
             chain = np.maximum(chain, np.maximum(head, round_head) + round_after + alone)
-    found = np.maximum((chain + work).max(axis=2), states.serial.max(axis=1)[None]) + states.end[None, :, offloaded]
-    return np.asarray(found)
+    found = np.maximum((chain + work).max(axis=2), states.serial.max(axis=1)[None])
+    return np.asarray(found + states.end.T[:, None])
 
 
 def device_bytes(activations: FloatArray, resting: FloatArray, fragmentation: float, outside: float) -> FloatArray:

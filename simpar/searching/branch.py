@@ -234,11 +234,11 @@ class Branch:
         """Bound every variant over every pipeline by serial work."""
         del bound, count
         group, batch, m = payload
-        variants, design = self.space.variants(group), mesh_key(group, batch)
+        variants, design, least = self.space.variants(group), mesh_key(group, batch), self.set_bounds.least_bytes(group)
         for variant, value in zip(variants, self.set_bounds.variant_seconds(group, batch, m).tolist(), strict=True):
             layouts = self.space.variant_count(group, m, variant)
             if layouts:
-                self.push(value, "variant", (*payload, variant), layouts, design, self.set_bounds.least_bytes(group))
+                self.push(value, "variant", (*payload, variant), layouts, design, least)
 
     def open_variant(self, bound: float, payload: tuple[Group, int, int, Variant], count: int) -> None:
         """Price the blocks of a variant exactly and bound every pipeline."""

@@ -30,8 +30,9 @@ from simpar.searching.space import Space, divisors
 from simpar.searching.store import Store
 from simpar.searching.tasks import TASKS, USUAL_BATCH, USUAL_FRAMEWORK, USUAL_SEQUENCE, task_spaces
 from simpar.searching.why import Why, left_out, why, why_nothing
-from simpar.specs.options import FIT_PROBABILITY, RunOptions
+from simpar.specs.options import RunOptions
 from simpar.specs.scenario import Scenario
+from simpar.specs.wanted import FIT_PROBABILITY
 from simpar.step import simulate
 
 INTERRUPTED: Final = 130
@@ -329,7 +330,7 @@ def _small(options: SearchOptions) -> list[Violation]:
         wrong.append(Violation("--top", options.top, "must be at least 1", "such as 10"))
     if not 0.5 <= options.fit_probability < 1.0:
         rule = "is the chance that a layout must have to fit, from 0.5 to below 1"
-        wrong.append(Violation("--fit-probability", options.fit_probability, rule, "such as 0.9"))
+        wrong.append(Violation("--fit-probability", options.fit_probability, rule, f"such as {FIT_PROBABILITY}"))
     if options.workers is not None and options.workers < 1:
         wrong.append(Violation("--workers", options.workers, "must be at least 1", "leave it out for one per core"))
     if options.usd_per_gpu_hour <= 0.0:

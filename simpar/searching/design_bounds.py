@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +74,7 @@ class DesignBounds:
     def __init__(self, space: Space, pricing: Pricing, capacity: float) -> None:
         self.space, self.pricing, self.capacity = space, pricing, capacity
         self._recomputations: dict[object, Recomputations] = {}
+        self._tables: dict[object, list[BlockTable]] = {}
         self._cuts: dict[object, Cut] = {}
         self._shardings: dict[object, Shardings] = {}
         self._bounds: dict[object, StateBound] = {}
@@ -80,6 +82,7 @@ class DesignBounds:
         self._peaks: dict[object, FloatArray] = {}
         self._holds: dict[bytes, int] = {}
         self._every: dict[Design, OpenLayouts] = {}
+        self._outlooks: dict[tuple[Design, bytes], Outlook] = {}
 
     def recomputations(self, pipeline: Pipeline, pp: int, *, merges: bool = False) -> Recomputations:
         """What the stages of a pipeline may recompute (see `Space.merges`)."""
@@ -98,7 +101,10 @@ class DesignBounds:
 
     def tables(self, design: Design, names: Sequence[str]) -> list[BlockTable]:
         """The block tables of these recomputations."""
-        return [self.pricing.table(design.group, design.batch, design.variant, name) for name in names]
+        of = (design.group, design.batch, design.variant)
+        if (key := (*of, *names)) not in self._tables:
+            self._tables[key] = [self.pricing.table(*of, name) for name in names]
+        return self._tables[key]
 
     def pipe(self, design: Design, again: Recomputations, tables: Sequence[BlockTable]) -> bounds.PipelineBound:
         """Chains of a design for every recomputation."""
@@ -119,6 +125,14 @@ class DesignBounds:
     def outlook(self, design: Design) -> Outlook:
         """Which shardings of a design rest in memory, and how fast each can be at best."""
         rests = self._rests(design)
+        # A front looks at a design again and again, under less and less memory.
+        if (key := (design, rests.tobytes())) not in self._outlooks:
+            if len(self._outlooks) > _LARGEST_MEMO:
+                self._outlooks.clear()
+            self._outlooks[key] = self._outlook(design, rests)
+        return self._outlooks[key]
+
+    def _outlook(self, design: Design, rests: BoolArray) -> Outlook:
         columns = np.flatnonzero(rests.any(axis=1))
         if not len(columns):
             return Outlook(design, columns, np.zeros((0, 2)), None)
@@ -129,7 +143,7 @@ class DesignBounds:
         plain = self._recomputations[key]
         pipe = self.pipe(design, plain, self.tables(design, plain.names))
         sharding = self.state_bound(design, columns)
-        least = np.stack([bounds.combine(pipe, sharding, offloaded)[0] for offloaded in (0, 1)], axis=1)
+        least = bounds.combine(pipe, sharding)[:, 0].T
         return Outlook(design, columns, np.where(rests[columns], least, np.inf), sharding)
 
     def open_layouts(self, design: Design, incumbents: Incumbents, outlook: Outlook | None = None) -> OpenLayouts:
@@ -202,18 +216,16 @@ class DesignBounds:
         sharding: StateBound, rows: IntArray,
     ) -> FloatArray:  # fmt: skip
         """Lower bounds on step times, [offloads, rows, states]."""
-        offloads = self.space.offloads
-        known = {o.optimizer: bounds.combine(pipe, sharding, int(o.optimizer)) for o in offloads}
-        found = []
-        for offload in offloads:
-            time_s = known[offload.optimizer]
-            if offload.activations:
+        offloads, found = self.space.offloads, dict[float, FloatArray]()
+        for share in dict.fromkeys(o.activations for o in offloads):
+            if share:
                 rank, stall = self._host_stall(design, again, tables)
-                waiting = pipe.stalled(rank, stall[rows] * offload.activations)
-                load = self._host_load(design, again, tables)[rows] * offload.activations
-                time_s = np.maximum(bounds.combine(waiting, sharding, int(offload.optimizer)), load[:, None])
-            found.append(time_s)
-        return np.array(found)
+                waiting = pipe.stalled(rank, stall[rows] * share)
+                load = self._host_load(design, again, tables)[rows] * share
+                found[share] = np.maximum(bounds.combine(waiting, sharding), load[:, None])
+            else:
+                found[share] = bounds.combine(pipe, sharding)
+        return np.array([found[o.activations][int(o.optimizer)] for o in offloads])
 
     def _host_load(self, design: Design, again: Recomputations, tables: Sequence[BlockTable]) -> FloatArray:
         """Seconds that the busiest host link is busy with all activations going one way, [R]."""
@@ -297,15 +309,15 @@ class DesignBounds:
         if whole:
             modes = [(self.pricing.gathered(group, design.variant, state), state.zero_stage == 3) for state in states]
         found = np.empty((len(offloads), len(rows), len(states)))
-        for mode in set(modes):
-            which = np.flatnonzero([each == mode for each in modes])
-            for index, offload in enumerate(offloads):
-                own = columns[which]
-                resting = sharding.resting[own] + (0.0 if offload.optimizer else 1.0) * sharding.optimizer[own]
-                peaks = self.activation_peaks(design, again, tables, *mode, offload.activations)
-                if whole:
-                    peaks = peaks + self._kept_casts(design, again, states[which[0]])
-                peaks = peaks[rows]
+        shares = dict.fromkeys(o.activations for o in offloads)
+        for (gathered, sharded), share in product(set(modes), shares):
+            which = np.flatnonzero([mode == (gathered, sharded) for mode in modes])
+            peaks = self.activation_peaks(design, again, tables, gathered, sharded, share)
+            if whole:
+                peaks = peaks + self._kept_casts(design, again, states[which[0]])
+            own, peaks = columns[which], peaks[rows]
+            for index in (i for i, o in enumerate(offloads) if o.activations == share):
+                resting = sharding.resting[own] + (0.0 if offloads[index].optimizer else 1.0) * sharding.optimizer[own]
                 found[index][:, which] = bounds.device_bytes(peaks, resting, fragmentation, outside)
         return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
 
 import numpy as np
@@ -27,7 +28,7 @@ from simpar.result.result import Result
 from simpar.schedules import Schedule
 from simpar.searching.choice import Choice
 from simpar.searching.pricing import Pricing
-from simpar.searching.shapes import style_of
+from simpar.searching.shapes import shape_of, style_of
 from simpar.specs.stage_plan import rank_gpus
 from simpar.step import Priced, interpret, prepare
 
@@ -43,6 +44,12 @@ class Step:
 
     program: Program
     schedule: Schedule
+
+    @cached_property
+    def held(self) -> dict[int, list[int]]:
+        """Pipeline rank -> model stages."""
+        schedule = self.schedule
+        return {r: [schedule.model_stage(s) for s in schedule.stages_of(r)] for r in range(schedule.num_ranks)}
 
 
 @dataclass(frozen=True)
@@ -108,8 +115,8 @@ class Evaluation:
         self.swept = 0
         self._numbers: dict[object, int] = {}
         self._paths: dict[tuple[int, bytes, bytes], float] = {}
-        self._prices: dict[tuple[int, int], tuple[float, float]] = {}
-        self._slowed: dict[object, float] = {}
+        self._prices: dict[tuple[int, int], tuple[float, int]] = {}
+        self._slowed: dict[object, dict[int, float]] = {}
         self._rises: dict[tuple[int, int], dict[str, float]] = {}
         self._pricers: dict[object, LayoutPricer] = {}
         self._last: tuple[Choice, Priced, Timeline] | None = None
@@ -156,22 +163,20 @@ class Evaluation:
         return self._columns[key]
 
     def _describe(self, step: Step, choice: Choice, limit: int | None) -> Columns:
-        kinds = self.pricing.kinds
         orders = self.pricing.pipelines.composition(choice.pipeline, choice.group.pp, limit).orders
-        held: dict[int, list[int]] = {}
-        for stage, rank in enumerate(step.schedule.stage_to_rank):
-            held.setdefault(rank, []).append(step.schedule.model_stage(stage))
-
-        leads = self.pricing.framework.host.optimizer_tensor_cpu_s > 0
+        n, leads = self.pricing.kinds.layers, self.pricing.framework.host.optimizer_tensor_cpu_s > 0
 
         def weights(order: Sequence[int]) -> tuple[int, ...]:
-            n = kinds.layers
             return tuple(k - n if n <= k < 2 * n else k for k in order)
 
         def part(key: object) -> tuple[str, object]:
+            if isinstance(key, Compute) and key.cut:
+                # Each block by itself; behind the last one of a pass is what the host takes for the pass.
+                ends = key.last == len(orders[key.stage]) if key.phase == "F" else key.first == 0
+                return "block", (key.phase, orders[key.stage][key.first : key.last], ends)
             if isinstance(key, Compute):
                 # The host's gaps belong to the whole stage.
-                return "block", (key.phase, orders[key.stage], key.first, key.last, key.cut)
+                return "block", (key.phase, orders[key.stage], key.first, key.last)
             if isinstance(key, Overlapped):
                 return "block", ("pair", orders[key.forward_stage], orders[key.backward_stage])
             if isinstance(key, Offload):
@@ -180,10 +185,10 @@ class Evaluation:
                 return "state", (type(key).__name__, weights(orders[key.stage][key.first : key.last]))
             if isinstance(key, OptimizerStep) and leads:
                 # The host comes to its tensors ahead of the device, by what the last backward leaves.
-                return "other", ("step", tuple(orders[s] for s in held[key.rank]))
+                return "other", ("step", tuple(orders[s] for s in step.held[key.rank]))
             if isinstance(key, OptimizerStep):
-                return "state", ("step", tuple(weights(orders[s]) for s in held[key.rank]))
-            if isinstance(key, Send) and self._same_boundaries(choice):
+                return "state", ("step", tuple(weights(orders[s]) for s in step.held[key.rank]))
+            if isinstance(key, Send) and self.pricing.template.model.kind == "transformer":
                 return "send", key.pair
             return "other", key
 
@@ -203,16 +208,13 @@ class Evaluation:
         """Of a value that memos ask for all the time: long tuples are slow to hash."""
         return self._numbers.setdefault(value, len(self._numbers))
 
-    def _same_boundaries(self, choice: Choice) -> bool:
-        return self.pricing.template.model.kind == "transformer"
-
     def prices(self, choice: Choice) -> tuple[Step, PriceTable]:
         """The program of a choice with its prices."""
         step = self.step(choice)
         columns = self._columns_of(step, choice)
         scopes = self._scopes(choice)
         pricer: LayoutPricer | None = None
-        pairs: list[tuple[float, float]] = []
+        pairs: list[tuple[float, int]] = []
         for (scope, part), key in zip(columns.parts, columns.keys, strict=True):
             name = (scopes[scope], part)
             pair = self._prices.get(name)
@@ -221,12 +223,11 @@ class Evaluation:
                 price = pricer.price(key)  # type: ignore[arg-type]
                 pair = self._prices[name] = (price.seconds, price.held_sms)
             pairs.append(pair)
-        beside, slowed = (scopes["block"], choice.recompute, choice.pipeline), dict[float, float]()
+        slowed = self._beside(choice, scopes)
         for sms in {held for _, held in pairs}:
-            if (beside, sms) not in self._slowed:
+            if sms not in slowed:
                 pricer = pricer or self.pricer(choice, step)
-                self._slowed[beside, sms] = pricer.slowed(int(sms))
-            slowed[sms] = self._slowed[beside, sms]
+                pricer.slowed(sms)
         found = np.array([(seconds, slowed[held]) for seconds, held in pairs])[columns.index]
         return step, PriceTable(found[:, 0], found[:, 1])
 
@@ -260,7 +261,7 @@ class Evaluation:
         own = choice.variant.overlap_ep and choice.pipeline.schedule.startswith("dualpipe")
         p = choice.pipeline
         joined = passes_join(choice.group.pp, p.virtual_stages, p.schedule, p.overlap_p2p, self.pricing.framework.pipeline)
-        ahead = joined and choice.state.zero_stage < 3
+        ahead = joined and self.pricing.gathered(choice.group, choice.variant, choice.state) is None
         block = self._number(("block", site, choice.micro_batch_size, choice.variant, recompute, sharded, own, ahead))
         # What of a spread is hidden does not matter to its prices.
         spread = (choice.state.zero_stage, choice.state.shard_size, choice.state.offload_parameters)
@@ -272,11 +273,16 @@ class Evaluation:
 
     def pricer(self, choice: Choice, step: Step) -> LayoutPricer:
         """The pricer that `simulate` would use."""
-        schedule = step.schedule
+        layout, scopes, schedule = self.pricing.layout(choice), self._scopes(choice), step.schedule
         model = tuple(schedule.model_stage(s) for s in range(schedule.num_stages))
-        layout = self.pricing.layout(choice)
         found = LayoutPricer(layout, self.pricing.kernels, self.pricing.collectives).bind(schedule.stage_to_rank, model)
-        return found.like(self._pricers.setdefault(self._scopes(choice)["block"], found))
+        return found.like(self._pricers.setdefault(scopes["block"], found), self._beside(choice, scopes))
+
+    def _beside(self, choice: Choice, scopes: dict[str, int]) -> dict[int, float]:
+        """How much collectives slow the compute of a choice, by the SMs that they hold; its pricers fill it in."""
+        p = choice.pipeline
+        shape = shape_of(choice.group.pp, p.virtual_stages, p.schedule)
+        return self._slowed.setdefault((scopes["block"], choice.recompute, shape.stages, shape.ends_meet, p.split), {})
 
     # -- step times ---------------------------------------------------------------------------------------------------
 
@@ -339,16 +345,12 @@ class Evaluation:
 
     def _device_bytes(self, choice: Choice, allocated: FloatArray) -> float:
         step, layout = self.step(choice), self.pricing.layout(choice)
-        program, schedule = step.program, step.schedule
-        held: dict[int, list[int]] = {r: [] for r in range(schedule.num_ranks)}
-        for stage, rank in enumerate(schedule.stage_to_rank):
-            held[rank].append(schedule.model_stage(stage))
 
         def passes(rank: int) -> list[Pass]:
-            keys = [program.price_keys[program.price[op]] for op in program.ops_of(Stream(rank, "compute")).tolist()]
-            return passes_of(keys, layout.stage_blocks)
+            prices = step.program.price[step.program.ops_of(Stream(rank, "compute"))].tolist()
+            return passes_of([step.program.price_keys[price] for price in prices], layout.stage_blocks)
 
-        replays = Replays(layout, held, passes)
+        replays = Replays(layout, step.held, passes)
         each = dict(enumerate(allocated.tolist()))
         replays.choose(each)
         outside = self.pricing.outside_bytes(choice.group)
@@ -382,16 +384,16 @@ class Evaluation:
                 allocator's view takes longest.
         """
         if choice not in self._in_full:
-            priced, ran = self.simulated(choice)
-            roles = {rank: rank for rank in priced.held}
-            ranks = memory_over_time(priced.layout, priced.program, ran, priced.held, roles)
+            (step, table), layout = self.prices(choice), self.pricing.layout(choice)
+            ran = timeline(step.program, table)
+            ranks = memory_over_time(layout, step.program, ran, step.held, {rank: rank for rank in step.held})
             least = max(r.allocated_bytes + sum(amount for _, amount in r.outside) for r in ranks)
             if not allows(least):
                 return inf, least, 0.0
             fullest = max(ranks, key=lambda r: r.device_bytes)
-            waits = optimizer_waits(priced.layout, priced.schedule)
+            waits = optimizer_waits(layout, step.schedule)
             cached = fullest.reserved_bytes - fullest.allocated_bytes
-            self._in_full[choice] = (account(priced.program, ran, waits=waits).makespan, fullest.device_bytes, cached)
+            self._in_full[choice] = (account(step.program, ran, waits=waits).makespan, fullest.device_bytes, cached)
         return self._in_full[choice]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import product
@@ -13,6 +14,7 @@ from simpar.costs.host import least_launches
 from simpar.costs.pricer import LayoutPricer
 from simpar.parallel.blocks import op_lists, span_lists
 from simpar.parallel.layout import Layout
+from simpar.parallel.work import LocalOp
 from simpar.program.program import FloatArray
 from simpar.searching.blocks import expert_branch, expert_span, has_experts, plain_blocks, serial_seconds
 from simpar.searching.choice import Group, Variant
@@ -52,9 +54,11 @@ class Floors:
         if key not in self._known:
             found = []
             variants = self.pricing.space.variants(group)
+            sequence = any(v.sequence_parallel for v in variants)
             for precision, style in dict.fromkeys((v.precision, v.cp_style) for v in variants):
-                sequence = any(v.sequence_parallel for v in variants)
-                found.append(self.block(group, batch, Variant(sequence, style, False, False, "alltoall", precision))[[3, 2]])
+                plain = Variant(sequence, style, False, False, "alltoall", precision)
+                each = self._dense_floor(group, batch, plain)[[3, 2]]
+                found.append(each + self._expert_floor(group, batch, plain)[[3, 2]] if self.pricing.has_experts else each)
             self._known[key] = np.minimum.reduce(found)
         return self._known[key]
 
@@ -119,33 +123,39 @@ class Floors:
     def _floor_of(self, layout: Layout, *, expert: bool) -> FloatArray:
         """Floors of the dense or the expert part of every kind of block, as in `block`."""
         pricer = LayoutPricer(layout, self.pricing.kernels, self.pricing.collectives)
-        found, alike = np.zeros((5, self.pricing.kinds.count)), dict[object, int]()
-        for kind, block in plain_blocks(layout, self.pricing.kinds).items():
-            experts = has_experts(block)
-            if expert:
-                # What predicts a further token has the experts of a layer.
-                same = alike.setdefault(expert_branch(block), kind)
-                if not experts or same != kind:
-                    found[:, kind] = found[:, same] if experts else 0.0
-                    continue
-            busy: dict[str, float] = {}
-            lists = span_lists(block, layout.options, expert_span(block)) if expert else op_lists(block, layout.options)
-            for row, ops in enumerate(lists):
-                # Gradients of all weights are summed in one op: of experts they are as many as expert parallelism leaves.
-                summed = [experts and op.name.startswith("accumulation") for op in ops]
-                seconds = [0.0 if no else pricer.op_price(op).seconds for op, no in zip(ops, summed, strict=True)]
-                found[row, kind] = serial_seconds(ops, seconds)[expert]
-                for op, each in zip(ops, seconds, strict=True):
-                    if op.name.startswith("moe") != expert:
-                        continue
-                    if op.stream == "compute":
-                        found[3 - row, kind] += each
-                    else:
-                        busy[op.stream] = busy.get(op.stream, 0.0) + each
-            found[4, kind] = max(busy.values(), default=0.0)
-        n = self.pricing.kinds.layers
+        blocks, first = plain_blocks(layout, self.pricing.kinds), dict[object, int]()
+        if expert:
+            # What predicts a further token has the experts of a layer.
+            same = {kind: first.setdefault(expert_branch(block), kind) for kind, block in blocks.items() if has_experts(block)}
+            lists = {kind: span_lists(blocks[kind], layout.options, expert_span(blocks[kind])) for kind in first.values()}
+        else:
+            same = {kind: kind for kind in blocks}
+            lists = {kind: op_lists(block, layout.options) for kind, block in blocks.items()}
+        pricer.foresee(op for both in lists.values() for ops in both for op in ops)
+        floors = {kind: _floor(pricer, both, has_experts(blocks[kind]), expert=expert) for kind, both in lists.items()}
+        found, n = np.zeros((5, self.pricing.kinds.count)), self.pricing.kinds.layers
+        for kind, like in same.items():
+            found[:, kind] = floors[like]
         found[:, :n] = found[:, n : 2 * n]
         return found
+
+
+def _floor(pricer: LayoutPricer, lists: Sequence[Sequence[LocalOp]], experts: bool, *, expert: bool) -> list[float]:
+    """The floors of a block, which has `experts`, from its forward and backward."""
+    found, busy = [0.0] * 4, dict[str, float]()
+    for row, ops in enumerate(lists):
+        # Gradients of all weights are summed in one op: of experts they are as many as expert parallelism leaves.
+        summed = [experts and op.name.startswith("accumulation") for op in ops]
+        seconds = [0.0 if no else pricer.op_price(op).seconds for op, no in zip(ops, summed, strict=True)]
+        found[row] = serial_seconds(ops, seconds)[expert]
+        for op, each in zip(ops, seconds, strict=True):
+            if op.name.startswith("moe") != expert:
+                continue
+            if op.stream == "compute":
+                found[3 - row] += each
+            else:
+                busy[op.stream] = busy.get(op.stream, 0.0) + each
+    return [*found, max(busy.values(), default=0.0)]
 
 
 __all__ = ["Floors"]

@@ -144,14 +144,10 @@ class MemoryFloors:
             return every
         room = self._room(group, variant, m, capacity)
         # Whatever else recomputes keeps the inputs of layers too, which is all that full recomputation keeps.
-        fits = least = full.held @ self.pricing.held(group, batch, variant, "full") <= room
-        if not any(self.space._full) or self.space.merges(variant):
-            fits = np.zeros(len(full.pipeline), dtype=bool)
-            # None in the end fits more than full recomputation: what recomputes most is asked first.
-            for name in sorted(self.space.selections, key=lambda name: (name != "none", -name.count("+"))):
-                if (fits == least).all():
-                    break
-                fits |= full.held @ self.pricing.held(group, batch, variant, name) <= room
+        fits: BoolArray = full.held @ self.pricing.held(group, batch, variant, "full") <= room
+        if fits.any() and (not any(self.space._full) or self.space.merges(variant)):
+            each = (full.held @ self.pricing.held(group, batch, variant, name) <= room for name in self.space.selections)
+            fits = np.logical_or.reduce([np.zeros_like(fits), *each])
         every[full.pipeline] = fits
         return every
 

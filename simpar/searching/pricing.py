@@ -71,7 +71,8 @@ class Pricing:
         self.kernels, self.collectives = cost_models(space.template, space.template.hardware)
         self._tables: dict[object, BlockTable] = {}
         self._columns: dict[object, tuple[Column, Column]] = {}
-        self._held: dict[object, FloatArray] = {}
+        self._held: dict[object, dict[str, FloatArray]] = {}
+        self._kept: dict[object, FloatArray] = {}
         self._held_tables: dict[bytes, BlockTable] = {}
         self._again: dict[tuple[str, bool], dict[str, Recompute]] = {}
         self._weights: dict[object, BlockTable] = {}
@@ -174,21 +175,21 @@ class Pricing:
     def held(self, group: Group, batch: int, variant: Variant, recompute: str) -> FloatArray:
         """Bytes that blocks of each kind keep from forward to backward, whatever runs beside what and wherever ranks sit."""
         of = (group.tp, group.cp, group.pp > 1, batch, self.holding(variant))
-        key = (*of, group.ep, group.etp)
-        if (*key, recompute) not in self._held:
+        known = self._held.setdefault((*of, group.ep, group.etp), {})
+        if recompute not in known:
             whole = recompute not in ("none", *self.space.selections) or bool(self.kinds.encoders)
             layout = self.probe(group, batch, variant, recompute if whole else "none", self.kinds_of_states(variant)[-1])
             # Selected modules change what runs again and nothing else (`Job.options`): blocks are looked at once for all of them.
             again = {} if whole else self._selected(group, batch, variant)
             found = np.zeros((len(again) or 1, self.kinds.count))
             for kind, (block, options, recomputes) in self._locals(layout).items():
-                name = (kind, *(key if has_experts(block) else of), whole and recompute)
-                if name not in self._held:
+                name = (kind, *of, *((group.ep, group.etp) if has_experts(block) else ()), whole and recompute)
+                if name not in self._kept:
                     every = tuple(again.values()) if again and recomputes else (options.recompute,)
-                    self._held[name] = LocalLayer(block, options).saved_bytes(every)
-                found[:, kind] = self._held[name]
-            self._held |= {(*key, name): row for name, row in zip(again or (recompute,), found, strict=True)}
-        return self._held[*key, recompute]
+                    self._kept[name] = LocalLayer(block, options).saved_bytes(every)
+                found[:, kind] = self._kept[name]
+            known |= zip(again or (recompute,), found, strict=True)
+        return known[recompute]
 
     def _selected(self, group: Group, batch: int, variant: Variant) -> dict[str, Recompute]:
         """What runs again of every set of modules, the same on all meshes but for exchanges of experts."""

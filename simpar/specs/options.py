@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from simpar.errors import InputError, Violation
 from simpar.specs.catalog import scenario_path
 from simpar.specs.hardware import read_profile
 from simpar.specs.scenario import as_published, overridden, read_table
-
-FIT_PROBABILITY: Final = 0.9
-"""Chance to fit the memory that a layout must have, unless asked otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
