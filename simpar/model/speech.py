@@ -287,10 +287,9 @@ def _gemma_audio(k: Keys, behind: Weights) -> StackSpec:
     """
     h, heads = k.number("hidden_size"), k.number("num_attention_heads", "conf_num_attention_heads")
     first, second = k.get("subsampling_conv_channels", "sscp_conv_channel_size", default=[128, 32])
-    bins, left = (
-        k.number("input_feat_size", default=128),
-        k.number("attention_context_left", "conf_attention_context_left", default=13),
-    )
+    # Gemma 3n's matrix has as many inputs as its file has bins of sound, Gemma 4's as many as its first convolution has channels.
+    bins = k.number("input_feat_size", default=first)
+    left = k.number("attention_context_left", "conf_attention_context_left", default=13)
     taps = k.number("conv_kernel_size", "conf_conv_kernel_size", default=5)
     attention = AttentionSpec(
         num_heads=heads, num_key_value_heads=heads, head_dim=h // heads, window=left,
