@@ -227,7 +227,8 @@ def dots_stack(k: Keys) -> StackSpec:
 
 
 MOBILENETS = {"mobilenetv5_300m_enc": 294_126_912}
-"""timm's encoders of convolutions -> their parameters, counted from Gemma 3n's published weights (E2B and E4B alike)."""
+"""timm's encoders of convolutions -> their parameters: what the totals of Gemma 3n E2B and E4B alike leave beside text and sound
+(an assumption: not counted from timm)."""
 
 
 def mobilenet_stack(k: Keys) -> StackSpec:
