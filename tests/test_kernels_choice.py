@@ -155,9 +155,9 @@ def test_torch_runs_cudnn_of_its_release_on_blackwell() -> None:
     """torch 2.11 of March 2026 comes with cuDNN 9.19, 2.10 with 9.10; where nobody measured the new one the old prices stay."""
     for name in ("deepspeed", "transformers", "torchtitan"):
         before, after = (framework(name, month).kernels for month in ("2026-02", "2026-03"))
-        assert before.attention_kernel("blackwell", 128) == "cudnn"
-        assert after.attention_kernel("blackwell", 128) == "cudnn9.19"
-        assert after.attention_kernel("hopper", 128) == before.attention_kernel("hopper", 128)
+        assert before.attention_kernel("blackwell") == "cudnn"
+        assert after.attention_kernel("blackwell") == "cudnn9.19"
+        assert after.attention_kernel("hopper") == before.attention_kernel("hopper")
     seconds = {}
     for hardware in ("dgx-b200", "gb200-nvl72"):
         for kernel in ("cudnn", "cudnn9.19"):
@@ -260,5 +260,5 @@ def test_flex_attention_is_behind_the_kernels_of_its_generation() -> None:
         assert low < seconds("dgx-b200", "flex", backward=backward) / seconds("dgx-b200", "fa4", backward=backward) < high
         for hardware in ("dgx-a100-80gb", "mi355x"):
             assert seconds(hardware, "flex", backward=backward) == seconds(hardware, "fa2", backward=backward)
-    assert framework("torchtitan", "2026-05").kernels.attention_kernel("blackwell", 128) == "cudnn9.19"
-    assert framework("torchtitan", "2026-06").kernels.attention_kernel("blackwell", 128) == "flex"
+    assert framework("torchtitan", "2026-05").kernels.attention_kernel("blackwell") == "cudnn9.19"
+    assert framework("torchtitan", "2026-06").kernels.attention_kernel("blackwell") == "flex"
