@@ -27,11 +27,12 @@ SOFTMAX_KEYS: Final = 16384
 """Keys from which on torch's chain runs as well (TransformerEngine dot_product_attention/softmax.py, is_kernel_available)."""
 CHAIN_KERNELS: Final = 5
 """Kernels that the chain has more: to fp32, scale, mask, softmax and back to 16 bits instead of one (two of the mask's)."""
-FUSED: Final = ("fa", "cudnn", "trtllm")
+FUSED: Final = ("fa", "cudnn", "flex")
 FLASH_HEAD: Final = 256
 CUDNN_HEAD: Final = 128
 """Widest heads that torch's scaled_dot_product_attention gives FlashAttention and cuDNN (aten/src/ATen/native/transformers/cuda/
-sdp_utils.cpp: check_head_dim_size_flash, check_cudnn_tensor_shapes; cuDNN above 9.22 takes 256, which no stable torch has yet)."""
+sdp_utils.cpp: check_head_dim_size_flash, check_cudnn_tensor_shapes; cuDNN above 9.22 takes 256, which no stable torch has yet).
+FlexAttention fits shared memory at 512 with its smallest tiles alone, slower than SDPA (whitecircle/halo gemma4.md, 2026-10)."""
 
 
 def sdpa_kernel(first: str, head_dim: int, *, masked: bool) -> str:
