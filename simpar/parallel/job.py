@@ -224,6 +224,7 @@ class Job:
             accumulation_bytes=self._accumulation_bytes,
             gather_copy_bytes=self.framework.data.fsdp_gather_copy_bytes if self.gathers_by_layer else 0.0,
             reduce_copy_bytes=self._reduce_copy_bytes,
+            experts_apart=not self.plan.shard_experts,
         )  # fmt: skip
 
     @property
