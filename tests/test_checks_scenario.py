@@ -90,6 +90,7 @@ def test_tp_must_divide_the_feed_forward() -> None:
         ({"tp": 2, "dp": 3}, "plan.dp", "4, or leave it out"),
         ({"tp": 16}, "plan", "at most 8"),
         ({"shard_size": 3}, "plan.shard_size", "one of 1, 2, 4, 8"),
+        ({"zero_stage": 3, "shard_experts": False}, "plan.shard_experts", "zero_stage = 3, or leave it out"),
         ({"placement": "tp-cp-dp-pp"}, "plan.placement", 'such as "tp-cp-ep-dp-pp"'),
         ({"ep": 2}, "plan.ep", "1"),
         ({"recompute": {"modules": ["attn"]}}, "plan.recompute.modules", "one of core_attn"),

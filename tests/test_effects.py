@@ -10,11 +10,13 @@ import pytest
 from simpar.engine.effects import expected_load_factor
 from simpar.errors import InputError
 from simpar.parallel.keys import Gather, Reduce
+from simpar.parallel.layout import Layout
 from simpar.parallel.traffic import state_collectives
+from simpar.result.result import Result
 from simpar.specs.model import TransformerSpec
 from simpar.specs.models_io import load_model
 from simpar.specs.notes import scenario_notes
-from simpar.specs.scenario import Scenario, read_scenario
+from simpar.specs.scenario import Scenario, make_scenario, read_scenario
 from simpar.specs.training import spread_of
 from simpar.step import prepare, simulate
 from simpar.topology.cluster import Cluster
@@ -90,6 +92,31 @@ def test_hybrid_sharding_reduces_over_replicas() -> None:
     found = bytes_by_name(sharded("plan.shard_size=8"))
     assert set(found) == {"all_gather/shard", "reduce_scatter/shard", "all_reduce/replica"}
     assert found["all_reduce/replica"] == pytest.approx(found["reduce_scatter/shard"] / 8)
+
+
+def test_experts_that_full_sharding_leaves_out_rest_whole_and_are_averaged_after_the_backward() -> None:
+    """Halo: FSDP ignores EP modules; one sweep averages their gradients over the replicas (expert-parallelism.md)."""
+
+    def run(**plan: bool) -> tuple[Layout, Result]:
+        table = {
+            "model": "qwen3-30b-a3b", "framework": "torchtitan", "framework_version": "2026-06",
+            "cluster": {"hardware": "dgx-h200", "num_nodes": 1}, "plan": {"zero_stage": 3, "ep": 2, **plan},
+            "training": {"sequence_length": 4096, "global_batch_size": 8, "pure_bf16": True},
+        }  # fmt: skip
+        scenario = make_scenario(table)
+        return prepare(scenario).layout, simulate(scenario)
+
+    (layout, within), (other, apart) = run(), run(shard_experts=False)
+    dense, experts = layout.block_parameters(0, 0, len(layout.stage_blocks[0]))
+    assert (layout.expert_shard_ranks, other.expert_shard_ranks) == (4, 1)
+    gathered = [sum(c.bytes for c in state_collectives(each, Gather(0, 0, len(each.stage_blocks[0])))) for each in (layout, other)]
+    assert gathered == [pytest.approx(2 * (dense + experts)), pytest.approx(2 * dense)]
+    assert sum(block.gathered_parameters for block in other.stage_blocks[0]) == pytest.approx(dense)
+    static = [dict(found.memory[0].static) for found in (within, apart)]
+    assert static[1]["parameters"] - static[0]["parameters"] == pytest.approx(2 * experts * (1 - 1 / 4))
+    assert static[1]["optimizer"] - static[0]["optimizer"] == pytest.approx(4 * experts * (1 - 1 / 4))
+    # The update moves four times the states and waits for 2 (4 - 1) / 4 of the experts' gradients to pass each link.
+    assert apart.step_time_s > within.step_time_s
 
 
 def test_megatron_bytes_per_step() -> None:

@@ -165,7 +165,7 @@ def test_unfused_attention_keeps_the_scores() -> None:
     layer = LayerBuilder("attention", axes())
     qkv = [layer.input(name, "batch sequence heads head_dim") for name in "qkv"]
     done = layer.done(layer.attention("attention/core", qkv, "batch sequence heads value_dim", mask=BIDIRECTIONAL))
-    plan = KernelPlan(element=4.0, flash_attention=False)
+    plan = KernelPlan(element=4.0, wide_heads=((D - 1, "unfused"),))
 
     def scores(q: Any, k: Any, v: Any) -> Any:
         return torch.softmax(q @ k.transpose(-1, -2), -1) @ v

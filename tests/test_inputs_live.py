@@ -144,6 +144,7 @@ BASES: Final[Mapping[str, Table]] = {
     "torch pipeline": _scenario(DENSE, {"zero_stage": 3, "pp": 2, "dp": 8}, framework="torchtitan"),
     "torch compiled": _scenario(DENSE, {"recompute": {"granularity": "selective", "modules": ["op"]}}, {"compile": True},
                                 framework="torchtitan"),
+    "experts apart": _scenario(EXPERTS, {"zero_stage": 3, "ep": 2, "shard_experts": False}, framework="torchtitan"),
     "sharded groups": _scenario(DENSE, {"zero_stage": 3, "shard_size": 8}, framework="torchtitan"),
     "offload": _scenario(DENSE, {"offload": {"activations": 0.5}, "zero_stage": 1}),
     "sharded": _scenario(DENSE, {"zero_stage": 2, "dp": 16}),

@@ -96,9 +96,9 @@ def test_a_vocabulary_is_cut_into_equal_shares(vocab: int, multiple: int, ranks:
         assert 0 <= vocab - found < ranks
 
 
-def test_megatrons_softmax_kernel_takes_heads_in_fours() -> None:
-    def core(tp: int, batch: int) -> LocalOp:
-        changed = [f"plan.tp={tp}", f"training.micro_batch_size={batch}", "training.attention_kernel=unfused"]
+def test_megatrons_softmax_kernel_takes_heads_in_fours_and_fewer_than_16384_keys() -> None:
+    def core(tp: int, batch: int, *more: str) -> LocalOp:
+        changed = [f"plan.tp={tp}", f"training.micro_batch_size={batch}", "training.attention_kernel=unfused", *more]
         layer = Layout.of(read_scenario(SCENARIO, changed), 1).stage_blocks[0][1]
         return next(op for op in layer.forward if isinstance(op.work, AttentionWork))
 
@@ -107,6 +107,8 @@ def test_megatrons_softmax_kernel_takes_heads_in_fours() -> None:
     assert isinstance(chain.work, AttentionWork)
     assert (fused.work.kernel, chain.work.kernel) == ("unfused", "eager")
     assert chain.kernels > fused.kernels == core(16, 2).kernels
+    assert core(8, 1, "training.sequence_length=16384").kernels == chain.kernels
+    assert core(8, 1, "training.sequence_length=16128").kernels == fused.kernels
 
 
 def test_deepspeeds_pipeline_sends_a_part_from_every_tensor_rank() -> None:

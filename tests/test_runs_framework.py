@@ -17,6 +17,7 @@ from simpar.errors import UnknownNameError
 from simpar.evidence.row_framework import framework_of
 from simpar.graph.kernels import kernels
 from simpar.parallel.layout import Layout
+from simpar.parallel.work import AttentionWork
 from simpar.specs.calibration import Constant, calibrated_by
 from simpar.specs.framework import NEWEST, POLICY_OF, framework, framework_names, month_of
 from simpar.specs.framework_releases import RELEASES
@@ -24,7 +25,7 @@ from simpar.specs.framework_rows import ALIASES, FRAMEWORKS
 from simpar.specs.layer_split import split_by_cost
 from simpar.specs.losses import loss_of
 from simpar.specs.scenario import make_scenario
-from simpar.step import cost_models
+from simpar.step import cost_models, prepare
 
 FIELDS = set(POLICY_OF)
 
@@ -82,14 +83,27 @@ def test_later_rows_build_on_earlier_ones() -> None:
     assert framework("nemo", "25.04").kernels.attention == late.kernels.attention
 
 
-def test_wide_heads_run_unfused_on_blackwell_until_the_library_takes_them() -> None:
-    early, late = (framework("megatron-core", month) for month in ("2025-04", "2025-07"))
-    assert (early.kernels.attention_kernel("blackwell", 192), early.kernels.attention_kernel("blackwell", 128)) == (
-        "unfused",
-        "cudnn",
-    )
-    assert early.kernels.attention_kernel("hopper", 192) == "cudnn"
-    assert late.kernels.attention_kernel("blackwell", 192) == "cudnn"
+@pytest.mark.parametrize(
+    ("month", "hardware", "model", "kernels"),
+    [
+        ("2025-04", "dgx-b200", "deepseek-v3", {192: "unfused"}),
+        ("2025-07", "dgx-b200", "deepseek-v3", {192: "cudnn"}),
+        ("2025-04", "dgx-h100", "deepseek-v3", {192: "cudnn"}),
+        ("2026-06", "dgx-b200", "gemma-4-26b-a4b", {256: "fa2", 512: "unfused"}),
+        ("2026-06", "dgx-h100", "gemma-4-26b-a4b", {256: "cudnn", 512: "unfused"}),
+        ("2026-06", "dgx-b200", "glm-5", {256: "cudnn"}),  # keys that are chosen by their content have kernels of their own
+    ],
+)
+def test_wide_heads_run_unfused_until_the_library_takes_them(
+    month: str, hardware: str, model: str, kernels: dict[int, str]
+) -> None:
+    """TransformerEngine common/fused_attn/fused_attn.cpp and get_attention_backend; layers of one model by their own heads."""
+    table = {"model": model, "framework": "megatron-core", "framework_version": month,
+             "cluster": {"hardware": hardware, "num_nodes": 1},
+             "training": {"sequence_length": 4096, "global_batch_size": 8}}  # fmt: skip
+    layout = prepare(make_scenario(table)).layout
+    works = [op.work for block in layout.stage_blocks[0] for op in block.forward if isinstance(op.work, AttentionWork)]
+    assert {work.head_dim: work.kernel for work in works} == kernels
 
 
 def test_automodel_is_no_megatron() -> None:

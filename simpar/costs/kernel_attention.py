@@ -41,6 +41,13 @@ SLOWER_THAN_FA2: Final = {"fa1": 1.8, "efficient": 1.85, "efficient-causal": 1.8
 calls memory-efficient (xformers'): A100, 16 bits, head size 128, no mask, 1,343 us against 715 at 2,048 tokens (xformers issue
 924), 108 TFLOP/s forward at 8,096 (xformers PR 389) where FlashAttention-2 reaches 203. Its backward is taken to be as far behind;
 that it reads the mask is not counted. efficient-causal: the same without a mask, told that it is causal."""
+EFFICIENT_HEAD: Final = 128
+WIDE_EFFICIENT: Final = 2.9
+"""Times that the memory-efficient kernel is slower again with heads above `EFFICIENT_HEAD`, whose output it does not hold in
+registers but adds up in global memory (torch aten native/transformers/cuda/mem_eff_attention, kMaxK). One B300, forward and
+backward, 16 heads (whitecircle/halo agent-docs/models/gemma4.md, 2026-10-03): of 256 with a mask 4.65, 61.8 and 941 ms at 2,048,
+8,192 and 32,768 tokens, of 512 without one 6.53 and 19.7 ms at 2,048 and 4,096; without this factor 2.19, 21.5, 331, 3.27 and 6.40
+are priced: 2.8 to 3.1 times less from 4,096 tokens on. At 2,048 it is 2.0 to 2.1, which this overstates."""
 BEFORE_ITS_TIME: Final = {
     ("hopper", "fa2"): (1.7, 1.6), ("blackwell", "fa2"): (3.1, 3.0), ("blackwell", "fa3"): (3.1, 3.0),
     ("hopper", "flex"): (1.7, 1.6), ("blackwell", "flex"): (2.3, 2.1),
@@ -150,6 +157,8 @@ def price(model: Model, call: AttentionWork) -> Price:
         more = float(head_constants(own, _shapes(call).head_dim)[1][0]) / 2.0 * call.sequence_q
         seconds = own.latency_s + (seconds - own.latency_s) * (_pairs(call) + more) / (whole + more)
     seconds *= factor * SLOWER_THAN_FA2.get(kernel, 1.0)
+    if kernel.startswith("efficient") and call.head_dim > EFFICIENT_HEAD:
+        seconds *= WIDE_EFFICIENT
     written = "fa2" if kernel.startswith("efficient") else kernel  # of Ampere's instructions both
     slower = BEFORE_ITS_TIME.get((architecture, written))
     if slower is not None and own.kernel != written:

@@ -30,6 +30,9 @@ Pricing = Callable[[Work], Price]
 def update_price(layout: Layout, stages: Sequence[int], work: Pricing, norm_s: float, lead_s: float = 0.0) -> KeyPrice:
     """Update of the shard a rank owns, plus the gradient-norm all-reduce and the host's work.
 
+    Gradients of experts that full sharding leaves out are averaged first, in one sweep after the backward (whitecircle/halo
+    agent-docs/parallelism/expert-parallelism.md, deferred cross-replica sync, read 2026-11).
+
     Args:
         stages: model stages the rank holds.
         work: the price of any work alone.
@@ -67,6 +70,8 @@ def update_price(layout: Layout, stages: Sequence[int], work: Pricing, norm_s: f
     if spec.optimizer.whole_gradient_bytes:
         parts.append(scaled(work(MemoryWork("copy", sum(weights) * spec.optimizer.whole_gradient_bytes)), calibration.memory))
     gathers: list[Price] = []
+    if not layout.plan.shard_experts and weights[1] and layout.placement("edp").size > 1:
+        gathers.append(work(Collective("all_reduce", weights[1] * layout.state_bytes.reduce, "edp")))
     cut: list[Price] = []
     if kind.orthogonalises:
         found = tuple(m for m in matrices(blocks) if not m.outside)

@@ -25,7 +25,8 @@ class KernelPlan:
         library: the framework's kernels, with what the run's compiler fuses beside them.
         loss: the loss as this run computes it.
         element: bytes of an activation.
-        flash_attention: no score matrix is stored; False stores softmax output (and its dropout) per head.
+        wide_heads: (widest heads, attention kernel of wider ones), of those that apply the last; "unfused" stores softmax output
+            (and its dropout) per head, others no score matrix.
         dropout: probability; > 0 stores one mask byte per element of each residual branch.
         linear_input_bytes: saved input of a matmul, per element (1 under fp8, 2 else).
         loss_all_reduces: all-reduces of one fp32 value per token that a loss over split logits takes.
@@ -47,7 +48,7 @@ class KernelPlan:
     library: Kernels = field(default_factory=Kernels)
     loss: LossWork = FUSED
     element: float = HALF
-    flash_attention: bool = True
+    wide_heads: tuple[tuple[int, str], ...] = ()
     dropout: float = 0.0
     linear_input_bytes: float = 2.0
     loss_all_reduces: int = 3
@@ -69,6 +70,10 @@ class KernelPlan:
 
     def __hash__(self) -> int:
         return self._hash
+
+    def beyond(self, width: int) -> str:
+        """The attention kernel of heads that are too wide for the run's; "" = they are not."""
+        return next((kernel for widest, kernel in reversed(self.wide_heads) if width > widest), "")
 
 
 @dataclass(frozen=True, slots=True)

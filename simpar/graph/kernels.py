@@ -132,8 +132,8 @@ def _attention(layer: Layer, node: Attention, plan: KernelPlan) -> Kernel:
     if plan.library.value_views and len(node.inputs) == 3:
         keeps[2] = Kept(node.inputs[2], _viewed(layer, node.inputs[2], node.value_dim), HALF)
     keeps.append(_keep(layer, out))
-    rows = (node.batch, node.queries, node.heads)
-    if plan.flash_attention:
+    rows, fused = (node.batch, node.queries, node.heads), plan.beyond(layer.size(node.head_dim)) != "unfused"
+    if fused:
         keeps.append(Kept(f"{path}/lse", rows, 4.0))
     else:
         # softmax output, and under dropout its mask and its output (Korthikanti et al. 2022: 5 a s per token)
@@ -147,7 +147,7 @@ def _attention(layer: Layer, node: Attention, plan: KernelPlan) -> Kernel:
         keeps.append(Kept(f"{path}/qkv_copies", layer.tensor[node.inputs[0]].axes, HALF * copies))
     if plan.output_copies:
         keeps.append(Kept(f"{path}/out_copies", layer.tensor[out].axes, 2 * plan.output_copies))
-    return Kernel(node, launches=1 if plan.flash_attention else 4, keeps=tuple(keeps))
+    return Kernel(node, launches=1 if fused else 4, keeps=tuple(keeps))
 
 
 def _viewed(layer: Layer, values: str, width: str) -> Axes:

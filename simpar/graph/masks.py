@@ -34,6 +34,11 @@ class Mask:
         return self.kind not in NOT_CAUSAL
 
     @property
+    def selects(self) -> bool:
+        """Whether keys are chosen by their content: by kernels of their own."""
+        return self.kind in ("top_k", "compressed")
+
+    @property
     def window(self) -> int | None:
         """Keys of a sliding window, where the mask is nothing else."""
         return self.size if self.kind in ("window", "bidirectional_window") else None

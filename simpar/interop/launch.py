@@ -49,6 +49,8 @@ def work_violations(scenario: Scenario, framework: str, *, documents: bool = Fal
     for path, (value, right) in found.items():
         if value:
             yield Violation(path, value, f"launch files for {framework} do not say this ({WORK[path]})", right)
+    if not plan.shard_experts:
+        yield Violation("plan.shard_experts", False, f"{framework} shards experts as it does the rest", "true")
 
 
 def documents_text(scenario: Scenario) -> str:

@@ -100,6 +100,12 @@ class LocalBlock:
         """Whether it is an end of the model, the embedding or the head."""
         return self.name in ("embedding", "head")
 
+    @property
+    def gathered_parameters(self) -> float:
+        """Weights on this rank that full sharding gathers."""
+        apart = self.expert_parameters + self.frozen_experts if self.options.experts_apart else 0.0
+        return self.dense_parameters + self.expert_parameters + self.frozen_parameters - apart
+
 
 @lru_cache(maxsize=4096)
 def _flops(layer: Layer) -> dict[str, float]:

@@ -80,13 +80,9 @@ class Job:
 
     @cached_property
     def attention_kernel(self) -> str:
-        """The attention kernel in force."""
-        if self.training.attention_kernel != "auto":
-            return self.training.attention_kernel
-        model = self.scenario.model
-        mla = model.mla if isinstance(model, TokenModel) else None
-        wide = mla.qk_nope_head_dim + mla.qk_rope_head_dim if mla else getattr(model, "head_dim", 0)
-        return self.framework.kernels.attention_kernel(self.hardware.gpu.architecture, wide)
+        """The attention kernel in force, of heads that it takes."""
+        asked, gpu = self.training.attention_kernel, self.hardware.gpu
+        return self.framework.kernels.attention_kernel(gpu.architecture) if asked == "auto" else asked
 
     @cached_property
     def compiled(self) -> bool:
@@ -103,6 +99,7 @@ class Job:
         width = (float(model.vocab_size), float(model.hidden_size)) if isinstance(model, TransformerSpec) else (1.0, 1.0)
         in_graph = compiled and training.compile != "model"
         loss = loss_of(spec, training.cross_entropy, compiled=in_graph, tp=plan.tp, sizes=(tokens, *width))
+        wider = tuple((w, k) for gpu, w, k in own.attention_head_dim if gpu in ("", self.hardware.gpu.architecture))
         fp8 = training.narrow_in("linears")
         narrow = fp8 and (not own.saves_gathered_input or training.precision in own.narrow_inputs)
         here: dict[str, Any] = {
@@ -122,7 +119,7 @@ class Job:
             library=own if same else replace(own, **here),
             loss=loss,
             element=4.0 if training.precision in ("fp32", "tf32") else 2.0,
-            flash_attention=self.attention_kernel != "unfused",
+            wide_heads=((0, "unfused"),) if self.attention_kernel == "unfused" else wider,
             dropout=dropout_of(self.scenario, spec),
             linear_input_bytes=_SCALED_BYTES.get(training.precision, 1.0) if narrow else 2.0,
             loss_all_reduces=2 if training.cross_entropy == "fused" else spec.head.cross_entropy_all_reduces,
@@ -209,7 +206,7 @@ class Job:
         return SplitOptions(
             degrees=self.degrees, kernels=self.kernels, recompute=recompute,
             dtype=self._dtype("linears"), expert_dtype=self._dtype("experts"),
-            attention_kernel="eager" if self.attention_kernel == "unfused" and not own.fused_softmax else self.attention_kernel,
+            attention_kernel=self.attention_kernel,
             sdpa=own.sdpa and training.attention_kernel == "auto",
             memory_implementation="tuned" if own.fused_norm and own.fused_activation else "framework",
             activation_implementation="tuned" if self._fuses_operations else own.activation_kernel,
@@ -227,6 +224,7 @@ class Job:
             accumulation_bytes=self._accumulation_bytes,
             gather_copy_bytes=self.framework.data.fsdp_gather_copy_bytes if self.gathers_by_layer else 0.0,
             reduce_copy_bytes=self._reduce_copy_bytes,
+            experts_apart=not self.plan.shard_experts,
         )  # fmt: skip
 
     @property

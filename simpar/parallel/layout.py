@@ -305,7 +305,7 @@ class Layout(Job):
     def expert_shard_ranks(self) -> int:
         """Ranks over which expert states are sharded."""
         replicas = (self.mesh.dp * self.mesh.cp) // self.shard_ranks
-        return max(self.mesh.edp // replicas, 1)
+        return max(self.mesh.edp // replicas, 1) if self.plan.shard_experts else 1
 
     def block_parameters(self, stage: int, first: int, last: int, *, trainable: bool = False) -> tuple[float, float]:
         """(dense, expert) weights of blocks [first, last) of a stage on one rank; of those, the trained ones."""

@@ -31,6 +31,7 @@ class Lifetimes:
         backward: steps with the recomputation first; gives back all that was saved, but what `late` gives back.
         late: steps of the weight gradient where it is apart from the input gradient.
         weights: (elements, whether it is an expert's) of each node's weights.
+        gathered: elements of each node's weights that full sharding gathers.
         collective: tensors that a tensor-parallel collective reads: partial sums of outputs and of gradients of inputs.
     """
 
@@ -38,6 +39,7 @@ class Lifetimes:
     backward: tuple[Step, ...]
     late: tuple[Step, ...]
     weights: tuple[tuple[int, bool], ...]
+    gathered: tuple[int, ...]
     collective: frozenset[str] = frozenset()
 
 
@@ -48,7 +50,7 @@ def lifetimes(local: LocalBlock, *, split_backward: bool = False) -> Lifetimes:
         split_backward: the weight gradient runs later; `late` keeps what it needs.
     """
     if local.options.frozen:
-        return Lifetimes((), (), (), ())  # it leaves nothing to a backward, and its weights rest apart from trained ones
+        return Lifetimes((), (), (), (), ())  # it leaves nothing to a backward, and its weights rest apart from trained ones
     return _lifetimes(local.layer, local.options, split_backward)
 
 
@@ -129,7 +131,9 @@ class _Order:
         if local.cut.repeated:
             self._forward(local.kernels, frozenset(local.cut.repeated))
         late = self._backward(split_backward=split_backward)
-        return Lifetimes(forward, tuple(self.steps), tuple(late), tuple(w for w in weights if w[0]), self._collective())
+        weights = tuple(w for w in weights if w[0])
+        gathered = tuple(w for w, expert in weights if not (expert and local.options.experts_apart))
+        return Lifetimes(forward, tuple(self.steps), tuple(late), weights, gathered, self._collective())
 
     def _collective(self) -> frozenset[str]:
         """Names of what tensor-parallel collectives read."""

@@ -23,12 +23,16 @@ from simpar.parallel.work import AttentionWork, Direction, Gemm, GroupedGemm, Ke
 
 SOFTMAX_BATCHES: Final = 4
 """What batch times heads must divide by for Megatron's softmax kernel, else torch's chain runs (model/fused_softmax.py)."""
+SOFTMAX_KEYS: Final = 16384
+"""Keys from which on torch's chain runs as well (TransformerEngine dot_product_attention/softmax.py, is_kernel_available)."""
 CHAIN_KERNELS: Final = 5
 """Kernels that the chain has more: to fp32, scale, mask, softmax and back to 16 bits instead of one (two of the mask's)."""
+FUSED: Final = ("fa", "cudnn", "flex")
 FLASH_HEAD: Final = 256
 CUDNN_HEAD: Final = 128
 """Widest heads that torch's scaled_dot_product_attention gives FlashAttention and cuDNN (aten/src/ATen/native/transformers/cuda/
-sdp_utils.cpp: check_head_dim_size_flash, check_cudnn_tensor_shapes; cuDNN above 9.22 takes 256, which no stable torch has yet)."""
+sdp_utils.cpp: check_head_dim_size_flash, check_cudnn_tensor_shapes; cuDNN above 9.22 takes 256, which no stable torch has yet).
+FlexAttention fits shared memory at 512 with its smallest tiles alone, slower than SDPA (whitecircle/halo gemma4.md, 2026-10)."""
 
 
 def sdpa_kernel(first: str, head_dim: int, *, masked: bool) -> str:
@@ -140,12 +144,16 @@ class LocalLayer:
         layer, tp = self.layer, self.degrees.tp
         batch, queries, keys = layer.size(node.batch), layer.size(node.queries), layer.size(node.keys)
         heads, groups = max(layer.size(node.heads) // tp, 1), max(layer.size(node.kv_heads) // tp, 1)
-        kernel, mask, causal = self.options.attention_kernel, node.mask, node.mask.causal and node.queries == node.keys
-        if kernel == "unfused" and batch * heads % SOFTMAX_BATCHES:
+        width, mask, causal = layer.size(node.head_dim), node.mask, node.mask.causal and node.queries == node.keys
+        plan = self.options.kernels
+        kernel = (not mask.selects and plan.beyond(width)) or self.options.attention_kernel
+        if kernel == "unfused" and (not plan.library.fused_softmax or batch * heads % SOFTMAX_BATCHES or keys >= SOFTMAX_KEYS):
             kernel = "eager"
+        masked = causal and mask.window is not None and mask.window <= queries
         if self.options.sdpa and causal:
-            masked = mask.window is not None and mask.window <= queries
-            kernel, causal = sdpa_kernel(kernel, layer.size(node.head_dim), masked=masked), not masked
+            kernel, causal = sdpa_kernel(kernel, width, masked=masked), not masked
+        elif width > FLASH_HEAD and kernel.startswith(FUSED) and not mask.selects:
+            kernel, causal = "efficient" if masked else "efficient-causal", causal and not masked
         seen = attended(layer, node) / queries
         if mask.documents and node.queries == node.keys and not kernel.startswith("efficient"):
             # As many documents of one length: that of the one in which a token lies on average, which has all pairs.
@@ -315,7 +323,7 @@ class LocalLayer:
     def scores_bytes(self, kernel: Kernel) -> float:
         """Bytes of the 16-bit score matrix that an attention keeps; 0 = it keeps none."""
         node = kernel.node
-        if not isinstance(node, Attention) or self.options.kernels.flash_attention:
+        if not isinstance(node, Attention) or self.options.kernels.beyond(self.layer.size(node.head_dim)) != "unfused":
             return 0.0
         return self.shards.local((node.batch, node.heads, node.queries), "tensor") * self.layer.size(node.keys) * self.element
 

@@ -343,7 +343,8 @@ class Lists(LocalLayer):
         if not bytes_each:
             return
         trained = name == "reduce.copy.backward" and self.options.lora_rank
-        weights = sum(trained_weights(self, node) if trained else self.shards.weights(node) for node in self.layer.nodes)
+        nodes = [node for node in self.layer.nodes if not (self.options.experts_apart and self.layout(node) == "expert")]
+        weights = sum(trained_weights(self, node) if trained else self.shards.weights(node) for node in nodes)
         if weights:
             ops.compute(name, MemoryWork("copy", weights * bytes_each, 1, self.options.memory_implementation), 2)
 

@@ -45,6 +45,7 @@ class SplitOptions:
         accumulation_bytes: per weight, of adding its gradient to a buffer in a kernel of its own.
         gather_copy_bytes: per weight, of taking it out of the buffer that it was gathered into.
         reduce_copy_bytes: per trained weight, of putting its gradient into the buffer that is reduced.
+        experts_apart: full sharding leaves experts out: neither of these copies has theirs.
     """
 
     degrees: Degrees
@@ -71,6 +72,7 @@ class SplitOptions:
     accumulation_bytes: float = 0.0
     gather_copy_bytes: float = 0.0
     reduce_copy_bytes: float = 0.0
+    experts_apart: bool = False
 
     @property
     def narrow_experts(self) -> bool:

@@ -27,6 +27,8 @@ def state_collectives(layout: Layout, key: Gather | Reduce) -> tuple[Collective,
 
 
 def _state(layout: Layout, key: Gather | Reduce, parameters: float, *, expert: bool) -> list[Collective]:
+    if expert and not layout.plan.shard_experts:
+        return []  # costs/update_price.py averages their gradients
     state = layout.state_bytes
     hybrid = layout.shard_ranks < layout.data_ranks and layout.plan.zero_stage > 0
     plain: Dimension = "edp" if expert else "dp"

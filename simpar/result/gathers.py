@@ -111,8 +111,8 @@ class Gathers:
             return cls(zeros, zeros, zeros)
         state, data = layout.state_bytes, layout.framework.data
         ahead = data.fsdp_prefetch_groups
-        held = [b.dense_parameters + b.expert_parameters + b.frozen_parameters for b in blocks]
-        trained = [sum(layout.trained(b)) for b in blocks]
+        held = [b.gathered_parameters for b in blocks]
+        trained = [sum(layout.trained(b)[: 2 if layout.plan.shard_experts else 1]) for b in blocks]
         # Gradients are as wide as what is computed with.
         own = [b.options.kernels.element * p for b, p in zip(blocks, trained, strict=True)]
         if at_loss := any(name == "head/logits" for name, _ in blocks[-1].saved):
@@ -156,7 +156,7 @@ def root_stays(layout: Layout) -> bool:
 def root_weights(layout: Layout, blocks: Sequence[LocalBlock]) -> list[float]:
     """Weights of each block that belong to the group that is gathered throughout; zeros where there is none."""
     ends = [root_stays(layout) and b.outside_layers for b in blocks]
-    return [(b.dense_parameters + b.expert_parameters + b.frozen_parameters) * end for b, end in zip(blocks, ends, strict=True)]
+    return [b.gathered_parameters * end for b, end in zip(blocks, ends, strict=True)]
 
 
 def held_inputs(layout: Layout, block: LocalBlock) -> float:

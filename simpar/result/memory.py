@@ -116,10 +116,9 @@ def static_state(layout: Layout, stages: list[int]) -> tuple[tuple[str, float], 
         more_dense, more_experts = layout.block_parameters(stage, 0, len(layout.stage_blocks[stage]))
         dense, experts = dense + more_dense, experts + more_experts
     state, zero = layout.state_bytes, layout.plan.zero_stage
-    if rests_unsharded(layout):
-        state = replace(state, gradient=0.0)
-    a = state_memory(dense, state, zero, layout.shard_ranks)
-    b = state_memory(experts, state, zero, layout.expert_shard_ranks)
+    resting = replace(state, gradient=0.0) if rests_unsharded(layout) else state
+    a = state_memory(dense, resting, zero, layout.shard_ranks)
+    b = state_memory(experts, resting if layout.plan.shard_experts else state, zero, layout.expert_shard_ranks)
     more = sharded_more_moments(layout, stages)
     work = sum(workspaces(layout.framework, layout.hardware.gpu.architecture))
     beside = (("workspaces", work),) if work else ()
@@ -145,7 +144,7 @@ def static_state(layout: Layout, stages: list[int]) -> tuple[tuple[str, float], 
         ("optimizer", left if offloaded else a.optimizer + b.optimizer + more),
     ]
     found += [("communication_buffers", receive_buffers(layout, stages) + (dense + experts) * state.bucket)]
-    found += [("fsdp_buffers", fsdp_buffers(layout, dense + experts, stages))]
+    found += [("fsdp_buffers", fsdp_buffers(layout, dense + experts * layout.plan.shard_experts, stages))]
     found += [("weight_gradients", sum(placeholders(layout, stages).values()))]
     return (*found[:3], *(pair for pair in found[3:] if pair[1]), *beside)
 

@@ -168,7 +168,6 @@ class Sharded:
         self.gathered: dict[tuple[int, int], tuple[int, ...]] = {}
         self.resting: dict[tuple[int, int], list[int]] = {}
         self.reducing = -1
-        self.shards = layout.shard_ranks
         self.held: list[int] = []
 
     def before(self, stage: int, index: int, step: int) -> None:
@@ -190,8 +189,8 @@ class Sharded:
     def _gather(self, stage: int, index: int) -> None:
         block, trace = self.layout.stage_blocks[stage][index], self.trace
         element = self.layout.state_bytes.gather
-        flat = trace.ask((block.dense_parameters + block.expert_parameters + block.frozen_parameters) * element, "all_gather")
-        self.gathered[stage, index] = tuple(trace.ask(w * element) for w, _ in trace.lives(stage, block).weights)
+        flat = trace.ask(block.gathered_parameters * element, "all_gather")
+        self.gathered[stage, index] = tuple(trace.ask(w * element) for w in trace.lives(stage, block).gathered)
         trace.free(flat)
 
     def after_forward(self, stage: int, index: int) -> None:
@@ -209,7 +208,7 @@ class Sharded:
         if not self.active:
             return
         block, trace, state = self.layout.stage_blocks[stage][index], self.trace, self.layout.state_bytes
-        weights = [w for w, _ in trace.lives(stage, block).weights]
+        weights = trace.lives(stage, block).gathered
         share = sum(self.layout.trained(block)) / (sum(weights) or 1.0) if self.layout.options.lora_rank else 1.0
         at_loss = any(name == "head/logits" for name, _ in block.saved)
         element = head_gradient_bytes(self.layout) if at_loss else state.gather
@@ -230,11 +229,12 @@ class Sharded:
             trace.free(tensor)
         while index == 0 and self.held:
             trace.free(self.held.pop())
-        shard = trace.ask(held * state.reduce / self.shards, "reduce_scatter")
+        shard = trace.ask(held * state.reduce / self.layout.shard_ranks, "reduce_scatter")
         if self.layout.gradients_away or (stage, index) in self.resting:
             trace.free(shard)
         else:
-            self.resting[stage, index] = [shard]
+            apart = block.expert_parameters * (not self.layout.plan.shard_experts)
+            self.resting[stage, index] = [shard, trace.ask(apart * state.gradient)]
         if not stays or (stage, index) == (0, 0):
             # With the backward over, torch FSDP2's root lets go of the last input (_root_post_backward_final_callback).
             self._let_go()
@@ -318,7 +318,7 @@ def _states(trace: Trace, stages: list[int]) -> list[float]:
     if zero < 3 and not layout.gradients_away:
         trace.ask(total * (state.gradient + state.bucket) / (layout.shard_ranks if zero == 2 else 1))
     elif rests_unsharded(layout) or layout.defers_reduction:
-        for w, _ in weights:
+        for w in (w for w, expert in weights if plan.shard_experts or not expert):
             trace.ask(0.0 if layout.defers_reduction else w * state.gather)
             trace.ask(w * state.reduce)
         trace.ask(whole_embedding_gradient(layout) if layout.embedding_stage in stages else 0.0)

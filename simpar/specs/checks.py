@@ -126,6 +126,8 @@ def _cluster(scenario: Scenario, hardware: HardwareProfile) -> Iterator[Violatio
             right = f"{world // group}, or leave it out"
         yield Violation("plan.dp", plan.dp, f"{product} ranks must be the {world} GPUs of the cluster", right)
     shards = resolved_dp(scenario) * plan.cp
+    if not plan.shard_experts and not (plan.zero_stage == 3 and expert_model(scenario)):
+        yield Violation("plan.shard_experts", False, "full sharding alone can leave experts out", "zero_stage = 3, or leave it out")
     if plan.shard_size:
         yield from _divides("plan.shard_size", plan.shard_size, shards, "the dp x cp ranks")
     if expert_model(scenario):

@@ -61,7 +61,7 @@ class Kernels(Policy):
         saves_exchanged_output: under context parallelism by all-to-all the attention output is kept before its exchange as well.
         torch_ring: context parallelism other than by all-to-all is torch's ring (parallel/context.py, `_torch_ring`).
         attention: (architecture, kernel) pairs; an architecture that is missing takes the pair of "".
-        attention_head_dim: (architecture, widest head) pairs: wider heads run without a fused kernel there.
+        attention_head_dim: (architecture or "", widest head, kernel of wider ones); of those that apply the last counts.
         sdpa: attention is torch's scaled_dot_product_attention, to which a window comes as a mask (parallel/local_layer.py).
         unlisted_attention: kernels that per-op selective checkpointing does not save, so that they run again.
         te_scaling: TransformerEngine's one scale of a tensor: from steps before (delayed), of its values (current); "" = none.
@@ -113,7 +113,7 @@ class Kernels(Policy):
     saves_exchanged_output: bool = False
     torch_ring: bool = False
     attention: tuple[tuple[str, AttentionKernel], ...] = (("", "fa2"), ("hopper", "fa3"), ("blackwell", "cudnn"))
-    attention_head_dim: tuple[tuple[str, int], ...] = ()
+    attention_head_dim: tuple[tuple[str, int, AttentionKernel], ...] = ()
     sdpa: bool = False
     unlisted_attention: tuple[AttentionKernel, ...] = ()
     te_scaling: Literal["", "delayed", "current"] = ""
@@ -131,10 +131,8 @@ class Kernels(Policy):
     adapters: Literal["packed", "each", "fp32"] = "packed"
     one_queue: bool = False
 
-    def attention_kernel(self, architecture: str, head_dim: int = 0) -> AttentionKernel:
-        """The attention kernel on a GPU of `architecture` ("ampere", ...) for queries and keys of `head_dim` values."""
-        if head_dim > dict(self.attention_head_dim).get(architecture, head_dim):
-            return "unfused"
+    def attention_kernel(self, architecture: str) -> AttentionKernel:
+        """The attention kernel on a GPU of `architecture` ("ampere", ...), of heads that it takes."""
         table = dict(self.attention)
         kernel = table.get(architecture, table[""])
         return kernel if kernel == "unfused" else _NEWEST_KERNEL.get(architecture, kernel)

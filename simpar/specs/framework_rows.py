@@ -85,10 +85,12 @@ _MEGATRON: Final = (
         "Megatron-LM core 0.6 transformer/moe/README.md, best practice 3: virtual stages wherever there are pipeline stages, a "
         "value in the middle of the divisors of layers / stages"),
     Row((2024, 4),
-        {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn")), "attention_head_dim": (("blackwell", 128),)},
+        {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn")),
+         "attention_head_dim": (("blackwell", 128, "unfused"), ("", 256, "unfused"))},
         "TransformerEngine 1.5 prefers cuDNN fused attention on Hopper and later, in 2.x also where FlashAttention 3 is there "
         "(dot_product_attention/utils.py, get_attention_backend: \"to give FusedAttention preference on Hopper+\"); "
-        "fused_attn.cpp takes no heads above 128 on sm_100 (TransformerEngine PR 1504) before cuDNN 9.11"),
+        "fused_attn.cpp takes no heads above 128 on sm_100 (TransformerEngine PR 1504) before cuDNN 9.11; neither it nor "
+        "FlashAttention trains heads above 256 (head_dim_qk <= 256), which UnfusedDotProductAttention takes"),
     Row((2024, 7), LAZY_CONNECTIONS, "NGC 24.07 has NCCL 2.22"),
     Row((2025, 2),
         {"loss": "fused", "cross_entropy_all_reduces": 2},
@@ -101,8 +103,9 @@ _MEGATRON: Final = (
         "TransformerEngine 2.3 module/base.py get_dummy_wgrad: one placeholder per weight shape, kept; its cross-entropy turns the "
         "16-bit logits into their gradient in place (--cross-entropy-loss-fusion --cross-entropy-fusion-impl te)"),
     Row((2025, 7),
-        {"attention_head_dim": ()},
-        "TransformerEngine fused_attn.cpp: heads of 192 and 128 train on sm_100 from cuDNN 9.11 on (NGC 25.07)"),
+        {"attention_head_dim": (("blackwell", 192, "fa2"), ("", 256, "unfused"))},
+        "TransformerEngine fused_attn.cpp: heads of 192 and 128 train on sm_100 from cuDNN 9.11 on (NGC 25.07), of 256 from 9.23 "
+        "on; until then get_attention_backend is left with FlashAttention 2 (head_dim_qk <= 256 on sm_100)"),
     Row((2025, 10),
         {"saves_exchanged_output": True, "one_queue": False},
         "TransformerEngine 2.8: attention with all-to-all context parallelism saves its output before the exchange; Megatron-LM "

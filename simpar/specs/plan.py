@@ -65,6 +65,9 @@ class PlanSpec(Spec):
     """0 plain, 1 optimizer states (Megatron's distributed optimizer), 2 and gradients, 3 and parameters (FSDP)."""
     shard_size: Degree | None = None
     """HSDP: ranks a model is sharded over; replicas are all-reduced. none = all of dp * cp."""
+    shard_experts: bool = True
+    """Full sharding takes in experts, over the ranks that hold the same ones; false: it leaves them out, each rank holds its own
+    whole and their gradients are averaged between the backward and the update."""
     reshard_after_forward: bool = True
     """FSDP: free the gathered parameters after the forward (ZeRO-3) or keep them (ZeRO-2-like traffic)."""
     defer_reduction: bool | None = None
