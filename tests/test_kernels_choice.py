@@ -246,7 +246,8 @@ def test_the_memory_efficient_kernel_s_backward_runs_small_tiles_where_shared_me
         model = KernelModel(load_hardware(hardware))
         for size in (64, 128):
             both = [
-                model.attention(work._replace(kernel=kernel, head_dim=size, v_head_dim=size)).seconds for kernel in ("efficient", "fa2")
+                model.attention(work._replace(kernel=kernel, head_dim=size, v_head_dim=size)).seconds
+                for kernel in ("efficient", "fa2")
             ]
             behind[hardware, size] = pytest.approx(both[0] / both[1])
     assert behind["l40s", 128] == behind["rtx-pro-6000", 128] == 3.5

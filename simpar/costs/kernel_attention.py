@@ -44,7 +44,7 @@ for 2 x 8 heads at 8,192 tokens, 4,017 at 4,096, 10,063 for 8 x 20 heads at 2,04
 where FlashAttention-2 reaches 180-192. That it reads the mask is not counted. efficient-causal: the same without a mask, told that
 it is causal."""
 SMALL_TILES_BACKWARD: Final = 3.5
-"""The same of the memory-efficient kernel's backward, heads above 64, where a block has no more than 99 KB of shared memory (compute
+"""The same of the memory-efficient kernel's backward, heads above 64, where a block has 99 KB of shared memory at most (compute
 capability 8.6, 8.9 and 12.0): torch runs the first kernel that fits (mem_eff_attention/kernels/cutlassB.h, attention_backward.cu),
 tiles of 64 x 64 there, of 128 x 128 on an A100. RTX 3090, 16 x 16 heads of 128 at 1,024 tokens: 12.4 TFLOP/s against 43.3
 (flash-attention issue 416, whose FlashAttention-2 times are those of that card)."""
