@@ -18,6 +18,7 @@ from simpar.parallel.modules import containers, matrices, weights
 from simpar.parallel.traffic import state_collectives
 from simpar.specs.base import data_dir
 from simpar.specs.hardware import read_profile
+from simpar.specs.plan import RecomputeSpec
 from simpar.specs.scenario import Scenario, make_scenario
 from simpar.step import cost_models, simulate
 
@@ -272,3 +273,18 @@ def test_a_matrix_that_holds_queries_keys_and_values_is_one_module() -> None:
     packed = table.model_copy(update={"model": table.model.model_copy(update={"packed_attention": True})})
     found = [weights(Layout.of(scenario, 1).stage_blocks[0][1].layer) for scenario in (table, packed)]
     assert found == [9, 7]
+
+
+def test_a_policy_that_keeps_outputs_one_by_one_holds_the_host_of_an_eager_layer() -> None:
+    """torch's per-op selective checkpointing; neither the ends of the model nor a compiled layer pass through its modes."""
+
+    def forward_s(block: int, modules: tuple[str, ...], *, compile: bool = False) -> float:
+        scenario = tiny(compile=compile)
+        recompute = RecomputeSpec(granularity="selective", modules=modules)
+        plan = scenario.plan.model_copy(update={"recompute": recompute})
+        pricer = pricer_of(scenario.model_copy(update={"plan": plan}))
+        return launch_seconds(pricer.layout, pricer.block(pricer.layout.stage_blocks[0][block], "F"), "F")
+
+    assert forward_s(1, ("op",)) - forward_s(1, ("core_attn",)) == pytest.approx(1.45e-3)
+    assert forward_s(0, ("op",)) == forward_s(0, ("core_attn",))
+    assert forward_s(1, ("op",), compile=True) == forward_s(1, ("core_attn",), compile=True)

@@ -79,6 +79,8 @@ def launch_seconds(layout: Layout, price: BlockPrice, phase: str) -> float:
     host = (
         price.kernels * each + beside + slow * (passes * spec.host.layer_cpu_s + forwards * price.pairs * spec.host.adapter_cpu_s)
     )
+    if price.containers and "op" in layout.recompute.modules:
+        host += slow * spec.host.op_layer_cpu_s[phase != "F"]
     if layout.plan.tp > 1:
         forward, backward = spec.host.tensor_module_cpu_s
         host += slow * price.weights * (forwards * forward + (0.0 if phase == "F" else backward))
