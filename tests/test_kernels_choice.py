@@ -245,6 +245,33 @@ def test_attention_with_wide_heads_on_a_b300(
     assert found * 1e3 == pytest.approx(measured_ms, rel=0.2 if tokens > 2048 else 0.5)
 
 
+@pytest.mark.parametrize(
+    ("batch", "length", "heads", "measured_us"), [(2, 8192, 8, 15580), (2, 4096, 8, 4017), (8, 2048, 20, 10063)]
+)
+def test_the_memory_efficient_kernel_s_backward_on_an_a100(batch: int, length: int, heads: int, measured_us: float) -> None:
+    """Heads of 128, no mask (NVIDIA/cutlass PR 992)."""
+    work = AttentionWork(batch, length, length, heads, heads, 128, 128, causal=False, backward=True, kernel="efficient")
+    assert KernelModel(load_hardware("dgx-a100-80gb")).attention(work).seconds * 1e6 == pytest.approx(measured_us, rel=0.05)
+
+
+def test_the_memory_efficient_kernel_s_backward_runs_small_tiles_where_shared_memory_is_small() -> None:
+    """RTX 3090, 16 heads of 128: 12.4 TFLOP/s of the backward at 1,024 tokens (flash-attention issue 416)."""
+    work = AttentionWork(16, 1024, 1024, 16, 16, 128, 128, causal=False, backward=True, kernel="efficient")
+    flops = 10.0 * 16 * 16 * 1024 * 1024 * 128
+    assert flops / KernelModel(load_hardware("rtx-3090")).attention(work).seconds == pytest.approx(12.4e12, rel=0.05)
+    behind = {}
+    for hardware in ("dgx-h100", "l40s", "rtx-pro-6000"):
+        model = KernelModel(load_hardware(hardware))
+        for size in (64, 128):
+            both = [
+                model.attention(work._replace(kernel=kernel, head_dim=size, v_head_dim=size)).seconds
+                for kernel in ("efficient", "fa2")
+            ]
+            behind[hardware, size] = pytest.approx(both[0] / both[1])
+    assert behind["l40s", 128] == behind["rtx-pro-6000", 128] == 3.5
+    assert behind["dgx-h100", 128] == behind["dgx-h100", 64] == behind["l40s", 64] == 2.15
+
+
 def test_products_of_b300_follow_its_power() -> None:
     """1,100 against 1,000 W; GB300 over GB200, 1,400 against 1,200 W: 1.22."""
     power = math.log(1.22) / math.log(1400 / 1200)

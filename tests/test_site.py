@@ -472,3 +472,10 @@ def test_runs_that_say_nothing_say_why() -> None:
         "oom": "ran out of memory", "wrong": "not a valid scenario", "gone": "not a valid scenario", "silent": "nothing measured",
     }  # fmt: skip
     assert not found.site.learned
+
+
+def test_a_file_without_a_run_is_named(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("\n")
+    with pytest.raises(InputError, match=r"empty\.jsonl: no run in it"):
+        simpar.adapt([empty, {"scenario": TABLES[0], "step_time_s": 1.0}])

@@ -80,7 +80,10 @@ def test_no_message_shows_inner_names(name: str) -> None:
         (
             ClusterSpec,
             {"hardware": 3, "num_nodes": 1.5},
-            ["hardware = 3: must be a text", "num_nodes = 1.5: must be a whole number"],
+            [
+                'hardware = 3: must be a text; in quotes: hardware = "3", on the command line --set \'hardware="3"\'',
+                "num_nodes = 1.5: must be a whole number",
+            ],
         ),
         (ClusterSpec, {"hardware": "a", "num_nodes": 1, "sharp": "x"}, ["sharp = 'x': must be true or false"]),
     ],
@@ -172,3 +175,14 @@ def test_a_field_of_a_model_in_a_file_is_set(tmp_path: Path) -> None:
     assert [m.num_nextn_predict_layers for m in (before, after)] == [1, 0]  # type: ignore[union-attr]
     with pytest.raises(InputError, match="no shipped model"):
         apply_override({"model": str(tmp_path / "own.json")}, "model.num_nextn_predict_layers=0")
+
+
+def test_a_pair_of_low_rank_does_not_outgrow_its_matrix() -> None:
+    table = {
+        "model": "llama3.2-1b",
+        "cluster": {"hardware": "dgx-h100", "num_nodes": 1, "num_gpus": 1},
+        "training": {"sequence_length": 64, "global_batch_size": 1, "trainable": "lora", "lora_rank": 2048},
+    }
+    assert make_scenario(table).training.lora_rank == 2048
+    with pytest.raises(InputError, match=r"training\.lora_rank = 2049: is more than hidden_size \(2048\).*; at most 2048"):
+        make_scenario({**table, "training": {**table["training"], "lora_rank": 2049}})

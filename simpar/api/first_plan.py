@@ -55,18 +55,9 @@ def first_layout(table: Mapping[str, Any], file: str = "") -> tuple[dict[str, An
         world, batch = template.world_size, template.training.global_batch_size
         whole = -(-batch // world) * world
         none = f"no layout tried shares it and the model out over {world:,} GPUs"
-        raise InputError(
-            [*(tried.broken or {}).values()]
-            or [
-                Violation(
-                    "training.global_batch_size",
-                    batch,
-                    none,
-                    f"a multiple of {world:,} such as {whole:,}, or another number of GPUs",
-                    file,
-                )
-            ]
-        )
+        right = f"a multiple of {world:,} such as {whole:,}, or another number of GPUs"
+        broken = [*(tried.broken or {}).values()]
+        raise InputError(broken or [Violation("training.global_batch_size", batch, none, right, file)])
     fitting = tried.likely or [(seconds, best) for seconds, _, best, fits in tried.steps if fits]
     if not fitting:
         return min(tried.steps, key=lambda one: one[1])[2], False

@@ -64,6 +64,7 @@ class BlockPrice:
         expert_kernels: of `kernels`, those of routed experts, which graphs over attention alone leave out.
         weights, containers: weights, each in a module of its own, and modules around those.
         matrices: weights of products, those of queries, keys and values in one.
+        pairs: low-rank pairs beside linears.
         repeats_modules, repeats_experts: whether products of weights run again, and so their modules; whether those of experts do,
             and so the exchange that brings their rows.
         called: of `collectives`, those that all ranks of a group call together, by dimension (sends have two ends).
@@ -80,6 +81,7 @@ class BlockPrice:
     weights: int = 0
     containers: int = 0
     matrices: int = 0
+    pairs: int = 0
     repeats_modules: bool = False
     repeats_experts: bool = False
     called: tuple[tuple[str, int], ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import Final
 
 from simpar.costs.block_price import BlockPrice
 from simpar.costs.gloo import check_seconds
@@ -18,6 +19,11 @@ device's own times would make a faster kernel lengthen the other pass)."""
 ATTENTION_SHARE = 0.5
 """Of a dense layer's modules, and so of the host's time beside its launches: what a layer with experts keeps (assumed: attention
 and feed-forward alike; the kernels of router, dispatch and experts are counted one by one)."""
+
+PAIR_HOOKS: Final = {"F": 3.5, "B": 2.0}
+"""Hooks of ZeRO-3 around a low-rank pair over those around a weight's module: in a forward peft's layer, dropout, A and B have
+some, in a backward A and B. Seven pairs lengthen the hooks of a Qwen3 layer, 14 modules, from 3.3 to 9.0 ms forward and from 3.2
+to 6.5 ms backward (deepspeed 0.19, peft 0.18, an empty process group, one server core)."""
 
 
 class HostTimes:
@@ -69,11 +75,15 @@ def launch_seconds(layout: Layout, price: BlockPrice, phase: str) -> float:
     beside *= slow
     if layout.compiled:
         return slow * price.kernels * spec.host.compiled_launch_s + beside
-    host = price.kernels * each + beside + slow * passes * spec.host.layer_cpu_s
+    forwards = 1.0 if phase == "F" else passes - 1.0
+    host = (
+        price.kernels * each + beside + slow * (passes * spec.host.layer_cpu_s + forwards * price.pairs * spec.host.adapter_cpu_s)
+    )
+    if price.containers and "op" in layout.recompute.modules:
+        host += slow * spec.host.op_layer_cpu_s[phase != "F"]
     if layout.plan.tp > 1:
         forward, backward = spec.host.tensor_module_cpu_s
-        again = (passes - 1.0) * forward
-        host += slow * price.weights * (forward if phase == "F" else backward + again)
+        host += slow * price.weights * (forwards * forward + (0.0 if phase == "F" else backward))
     if price.expert_kernels and spec.host.expert_layer_cpu_s:
         counts = layout.host_counts_tokens and (phase == "F" or price.repeats_experts)
         # What it waits for is the device and the counts of other ranks: a slower core does not lengthen that.
@@ -81,7 +91,9 @@ def launch_seconds(layout: Layout, price: BlockPrice, phase: str) -> float:
         host += waits - slow * passes * (1.0 - ATTENTION_SHARE) * spec.host.layer_cpu_s
     if spec.host.fsdp_module_cpu_s and layout.plan.zero_stage == 3:
         # A fetch or two ahead, the host hides behind the layer's kernels what its hooks take, norms' chains included.
-        host += slow * passes * (price.weights + price.containers) * spec.host.fsdp_module_cpu_s
+        hooks = passes * (price.weights + price.containers)
+        hooks += price.pairs * (forwards * PAIR_HOOKS["F"] + (0.0 if phase == "F" else PAIR_HOOKS["B"]))
+        host += slow * hooks * spec.host.fsdp_module_cpu_s
         host = max(price.seconds, host)
     if spec.host.fsdp_rank_lists and layout.gathers_by_layer:
         lists = price.matrices * (1 if phase == "F" else 2)

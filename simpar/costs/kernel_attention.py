@@ -14,7 +14,7 @@ from simpar.costs.price import Price, Provenance
 from simpar.parallel.work import AttentionWork, Gemm, Implementation
 from simpar.registry import unknown
 from simpar.specs.calibration import constant
-from simpar.specs.hardware import HardwareProfile
+from simpar.specs.hardware import GpuSpec, HardwareProfile
 from simpar.specs.kernel_constants import AttentionConstants
 
 KERNELS: Final = ("auto", "fa1", "fa2", "fa3", "fa4", "flex", "cudnn", "cudnn9.19", "trtllm-gen", "efficient",
@@ -36,18 +36,27 @@ FALLBACKS: Final = {
 """Kernel -> sets that may price it, the best first. On Blackwell cuDNN since 9.19 reaches FlashAttention-4's rates: 1,574 and 1,332
 TFLOP/s forward and backward at 8k, causal, of 9.22 on a GB200 (cudnn-frontend's benchmarks, April 2026), 1,418 and 1,209 of
 FlashAttention-4 on a B200 (flash-attention PR 2280)."""
-SLOWER_THAN_FA2: Final = {"fa1": 1.8, "efficient": 1.85, "efficient-causal": 1.85}
-"""Times. FlashAttention-2 paper: about twice as fast as its predecessor, 1.7-2.1 by case. efficient: the CUTLASS kernel that torch
-calls memory-efficient (xformers'): A100, 16 bits, head size 128, no mask, 1,343 us against 715 at 2,048 tokens (xformers issue
-924), 108 TFLOP/s forward at 8,096 (xformers PR 389) where FlashAttention-2 reaches 203. Its backward is taken to be as far behind;
-that it reads the mask is not counted. efficient-causal: the same without a mask, told that it is causal."""
+SLOWER_THAN_FA2: Final = {"fa1": (1.8, 1.8), "efficient": (1.85, 2.15), "efficient-causal": (1.85, 2.15)}
+"""Times, forward and backward. FlashAttention-2 paper: about twice as fast as its predecessor, 1.7-2.1 by case. efficient: the
+CUTLASS kernel that torch calls memory-efficient (xformers'): A100, 16 bits, head size 128, no mask, 1,343 us against 715 at 2,048
+tokens (xformers issue 924), 108 TFLOP/s forward at 8,096 (xformers PR 389) where FlashAttention-2 reaches 203; backward 15,580 us
+for 2 x 8 heads at 8,192 tokens, 4,017 at 4,096, 10,063 for 8 x 20 heads at 2,048 (NVIDIA/cutlass PR 992, column v3), 85-88 TFLOP/s
+where FlashAttention-2 reaches 180-192. That it reads the mask is not counted. efficient-causal: the same without a mask, told that
+it is causal."""
+SMALL_TILES_BACKWARD: Final = 3.5
+"""The same of the memory-efficient kernel's backward, heads above 64, where a block has 99 KB of shared memory at most (compute
+capability 8.6, 8.9 and 12.0): torch runs the first kernel that fits (mem_eff_attention/kernels/cutlassB.h, attention_backward.cu),
+tiles of 64 x 64 there, of 128 x 128 on an A100. RTX 3090, 16 x 16 heads of 128 at 1,024 tokens: 12.4 TFLOP/s against 43.3
+(flash-attention issue 416, whose FlashAttention-2 times are those of that card)."""
+GRAPHICS_RATIO: Final = 8.0
+"""16-bit over fp32 peak: a graphics chip, with 128 fp32 lanes and 100 KB of shared memory an SM, is below, others are at 16."""
 EFFICIENT_HEAD: Final = 128
-WIDE_EFFICIENT: Final = 2.9
+WIDE_EFFICIENT: Final = 2.6
 """Times that the memory-efficient kernel is slower again with heads above `EFFICIENT_HEAD`, whose output it does not hold in
 registers but adds up in global memory (torch aten native/transformers/cuda/mem_eff_attention, kMaxK). One B300, forward and
 backward, 16 heads (whitecircle/halo agent-docs/models/gemma4.md, 2026-10-03): of 256 with a mask 4.65, 61.8 and 941 ms at 2,048,
-8,192 and 32,768 tokens, of 512 without one 6.53 and 19.7 ms at 2,048 and 4,096; without this factor 2.19, 21.5, 331, 3.27 and 6.40
-are priced: 2.8 to 3.1 times less from 4,096 tokens on. At 2,048 it is 2.0 to 2.1, which this overstates."""
+8,192 and 32,768 tokens, of 512 without one 6.53 and 19.7 ms at 2,048 and 4,096; without this factor 2.46, 24.1, 371, 3.67 and 7.18
+are priced: 2.5 to 2.7 times less from 4,096 tokens on. At 2,048 it is 1.8 to 1.9, which this overstates."""
 BEFORE_ITS_TIME: Final = {
     ("hopper", "fa2"): (1.7, 1.6), ("blackwell", "fa2"): (3.1, 3.0), ("blackwell", "fa3"): (3.1, 3.0),
     ("hopper", "flex"): (1.7, 1.6), ("blackwell", "flex"): (2.3, 2.1),
@@ -156,9 +165,7 @@ def price(model: Model, call: AttentionWork) -> Price:
         # What a query's row of tiles costs beside its keys does not shrink with the window: s0 / 2 keys, as in the causal law.
         more = float(head_constants(own, _shapes(call).head_dim)[1][0]) / 2.0 * call.sequence_q
         seconds = own.latency_s + (seconds - own.latency_s) * (_pairs(call) + more) / (whole + more)
-    seconds *= factor * SLOWER_THAN_FA2.get(kernel, 1.0)
-    if kernel.startswith("efficient") and call.head_dim > EFFICIENT_HEAD:
-        seconds *= WIDE_EFFICIENT
+    seconds *= factor * _behind(model.hardware.gpu, kernel, call)
     written = "fa2" if kernel.startswith("efficient") else kernel  # of Ampere's instructions both
     slower = BEFORE_ITS_TIME.get((architecture, written))
     if slower is not None and own.kernel != written:
@@ -168,6 +175,18 @@ def price(model: Model, call: AttentionWork) -> Price:
     if call.dropout:
         seconds += _dropout_s(model, call, own.kernel)
     return _banded(model, call, own, kernel, seconds, factor)
+
+
+def _behind(gpu: GpuSpec, kernel: str, call: AttentionWork) -> float:
+    """Times that an older kernel takes of FlashAttention-2's."""
+    if kernel not in SLOWER_THAN_FA2:
+        return 1.0
+    wide = WIDE_EFFICIENT if kernel != "fa1" and call.head_dim > EFFICIENT_HEAD else 1.0
+    peak = gpu.peak_flops
+    small = "fp32" in peak and "fp16" in peak and peak["fp16"].value < GRAPHICS_RATIO * peak["fp32"].value
+    if small and kernel != "fa1" and call.backward and call.head_dim > 64:
+        return SMALL_TILES_BACKWARD * wide
+    return SLOWER_THAN_FA2[kernel][call.backward] * wide
 
 
 def _dropout_s(model: Model, call: AttentionWork, kernel: str) -> float:

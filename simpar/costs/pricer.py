@@ -37,7 +37,7 @@ from simpar.parallel.keys import (
     TiedReduce,
 )  # fmt: skip
 from simpar.parallel.layout import Layout
-from simpar.parallel.modules import containers, matrices, weights
+from simpar.parallel.modules import containers, matrices, pairs, weights
 from simpar.parallel.traffic import send_collectives, state_collectives
 from simpar.parallel.work import (
     AttentionWork,
@@ -194,8 +194,8 @@ class LayoutPricer:
             found = self._alone(block, phase)
             if hides_exchanges(self.layout, block, phase):
                 found = without_hidden(found, self.hidden_share(block))
-            layer = block.layer
-            self._blocks[key] = replace(found, weights=weights(layer), containers=containers(layer), matrices=matrices(layer))
+            found = replace(found, weights=weights(layer := block.layer), containers=containers(layer), matrices=matrices(layer))
+            self._blocks[key] = replace(found, pairs=pairs(block))
         return self._blocks[key]
 
     def _alone(self, block: LocalBlock, phase: str) -> BlockPrice:

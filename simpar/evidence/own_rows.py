@@ -24,9 +24,14 @@ def runs_in(paths: Iterable[Path], hardware: str | None = None) -> list[Run]:
         hardware: a profile (one that `simpar calibrate` wrote) to take for the machines of all runs.
 
     Raises:
-        InputError: a file that is missing or unreadable.
+        InputError: a file that is missing, unreadable or without a row.
     """
-    found = [run_at(located(row, path), name) for path in paths for name, row in read_rows(path)]
+    found: list[Run] = []
+    for path in paths:
+        rows = [run_at(located(row, path), name) for name, row in read_rows(path)]
+        if not rows:
+            raise InputError(f"{path}: no run in it; expected lines of `simpar run read`, or rows of scenario and step_time_s")
+        found += rows
     return found if hardware is None else [_on(run, hardware) for run in found]
 
 

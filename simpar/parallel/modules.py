@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Final
 
 from simpar.graph.types import Einsum, Layer
+from simpar.parallel.blocks import LocalBlock
 
 _CONTAINERS: Final = 3
 """Attention, feed-forward and the layer around them."""
@@ -20,9 +21,8 @@ def weights(layer: Layer) -> int:
     found = 0
     for node in layer.nodes:
         if isinstance(node, Einsum) and node.weight:
-            packed = layer.axis[layer.tensor[node.outputs[0]].axes[-1]].parts
             experts = len(layer.tensor[node.weight].axes) > 2
-            found += 1 if experts else max(len(packed), 1)
+            found += 1 if experts else node.linears
         else:
             found += len(node.parameters) > 0
     return found
@@ -34,9 +34,17 @@ def matrices(layer: Layer) -> int:
     return sum(isinstance(node, Einsum) and bool(node.weight) for node in layer.nodes)
 
 
+def pairs(block: LocalBlock) -> int:
+    """Low-rank pairs beside linears, in modules of their own; those beside experts are not."""
+    found = block.options.kernels.pairs
+    if found is None or not block.options.lora_rank:
+        return 0
+    return sum(found.of(node) for node in block.layer.nodes if found.adapted(node) and node.module != "moe")
+
+
 def containers(layer: Layer) -> int:
     """Modules without weights of their own whose hooks run as well."""
     return _CONTAINERS if layer.name not in ("embedding", "head") else 0
 
 
-__all__ = ["containers", "matrices", "weights"]
+__all__ = ["containers", "matrices", "pairs", "weights"]

@@ -150,6 +150,9 @@ def violations_of(error: ValidationError, spec: type[BaseModel], table: Any, fil
             value = None
         elif isinstance(value, dict | list):
             value = "..."
+        elif item["type"] == "string_type" and isinstance(value, int | float) and not isinstance(value, bool):
+            quoted = f'{field} = "{value}"'
+            right = f"in quotes: {quoted}, on the command line --set '{quoted.replace(' ', '')}'"
         before = found.get(field)
         if before is not None and rule not in before.rule:
             rule = f"{before.rule}, or {rule.removeprefix('must be ')}"  # members of a union

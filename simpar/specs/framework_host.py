@@ -16,6 +16,8 @@ class Host(Policy):
         backward_launch_s: the same from the autograd engine (C++).
         compiled_launch_s: per kernel inside a compiled graph.
         layer_cpu_s: further host time per layer and pass: module calls, hooks, autograd functions, checkpoint bookkeeping.
+        op_layer_cpu_s: host time that a policy which decides op by op what a checkpointed layer keeps adds to its forward and
+            to its backward where operations are dispatched eagerly (torch's create_selective_checkpoint_contexts: modes in Python).
         expert_layer_cpu_s: host time of a forward in which it waits for the tokens of each expert (`Layout.host_counts_tokens`).
         collective_cpu_s: host time to issue one collective inside a layer (tensor, context, expert).
         tensor_module_cpu_s: host time that tensor parallelism adds to a product or a norm in a forward and in a backward where
@@ -26,6 +28,7 @@ class Host(Policy):
             parts, and its gradient reduced out of one: each part takes the host as long as a launch (DeepSpeed's ZeRO-3 of 2021).
         fsdp_group_cpu_s, fsdp_weight_cpu_s: host time of the hooks around a fully sharded group in a forward and in a backward, and
             what each of its weights adds (torch FSDP).
+        adapter_cpu_s: host time of the modules of a low-rank pair in a forward, beside its kernels and the linear's own module.
         optimizer_cpu_s: host time of one optimizer step outside its kernels (scaler, scheduler, logging).
         optimizer_tensor_cpu_s: host time of gradient norm and update for each parameter tensor.
         drains_before_update: the host reads the loss or the norm before it updates, so that it is no further than the device.
@@ -35,6 +38,7 @@ class Host(Policy):
     backward_launch_s: float = 6e-6
     compiled_launch_s: float = 3e-6
     layer_cpu_s: float = 150e-6
+    op_layer_cpu_s: tuple[float, float] = (0.0, 0.0)
     expert_layer_cpu_s: float = 0.0
     collective_cpu_s: float = 50e-6
     tensor_module_cpu_s: tuple[float, float] = (0.0, 0.0)
@@ -42,6 +46,7 @@ class Host(Policy):
     fsdp_rank_lists: bool = False
     fsdp_group_cpu_s: tuple[float, float] = (0.0, 0.0)
     fsdp_weight_cpu_s: tuple[float, float] = (0.0, 0.0)
+    adapter_cpu_s: float = 0.0
     optimizer_cpu_s: float = 2e-3
     optimizer_tensor_cpu_s: float = 0.0
     drains_before_update: bool = False

@@ -62,6 +62,10 @@ def option_conflicts(scenario: Scenario, spec: FrameworkSpec) -> Iterator[Violat
         yield Violation(
             "training.lora_modules", "qv", "latent attention has no matmul of queries or values alone", "attention or all"
         )
+    width = getattr(scenario.model, "hidden_size", None)
+    if training.trainable == "lora" and width is not None and training.lora_rank > width:
+        rule = f"is more than hidden_size ({width}), the width of every matrix on one side: a pair of that rank outgrows its matrix"
+        yield Violation("training.lora_rank", training.lora_rank, rule, f"at most {width}")
     if training.trainable == "all":
         for name, default in (("base_weights", "auto"), ("lora_adapters", 1), ("lora_modules", "attention"), ("lora_dropout", 0.0)):
             if (value := getattr(training, name)) != default:

@@ -285,10 +285,10 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
              "hooks per module forward and as much backward (deepspeed 0.19, an empty process group, one server core); the host "
              "waits with more than two fetches in flight"),
          Row((2023, 8), {"attention": (("", "fa2"),), "gradient_dtype": "fp32", "fsdp_reduce_dtype": "bf16",
-                         "recompute_default": "none", "fused_norm": False},
-             "transformers with FlashAttention 2, whose models' RMSNorm is a chain of elementary kernels; before version 5 it "
-             "loops over experts, and ZeRO-3 fetches each weight of them, which is not priced: the one run known, 5 ms per expert "
-             "and pass, tells no law"),
+                         "recompute_default": "none", "fused_norm": False, "adapters": "each", "adapter_cpu_s": 25e-6},
+             "transformers with FlashAttention 2 and peft's adapters (see transformers), whose models' RMSNorm is a chain of "
+             "elementary kernels; before version 5 it loops over experts, and ZeRO-3 fetches each weight of them, which is not "
+             "priced: the one run known, 5 ms per expert and pass, tells no law"),
          Row((2025, 8), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn"))},
              "torch 2.8 SDPA, the default of transformers' models"),
          Row((2026, 3), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn9.19"))},

@@ -12,6 +12,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -125,9 +126,14 @@ def eager() -> Iterator[tuple[str, Callable[[], dict[str, float]]]]:
     q = small(1, 4, 128, 64, grad=True)
     k, v = small(1, 4, 128, 64), small(1, 4, 128, 64)
     yield "attention", chain_of(q, lambda y: F.scaled_dot_product_attention(y, k, v, is_causal=True))
-    from torch.utils.checkpoint import checkpoint
+    from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+    def keep(*_: object, **__: object) -> CheckpointPolicy:
+        return CheckpointPolicy.PREFER_RECOMPUTE
 
     yield "checkpoint, not reentrant", chain(lambda y: checkpoint(ident_mul, y, w, use_reentrant=False))
+    by_operation = partial(create_selective_checkpoint_contexts, keep)
+    yield "checkpoint by operation", chain(lambda y: checkpoint(ident_mul, y, w, use_reentrant=False, context_fn=by_operation))
     yield "checkpoint, reentrant", chain(lambda y: checkpoint(ident_mul, y, w, use_reentrant=True))
     yield "item", lambda: host(lambda: x[0, 0].item(), 50)
 
