@@ -14,6 +14,7 @@ import numpy as np
 
 from simpar.program.program import FloatArray, IntArray
 from simpar.searching.blocks import B, F, I, W
+from simpar.searching.in_flight import Backwards
 from simpar.searching.shapes import Shape
 from simpar.searching.state_sharding import StateBound
 
@@ -220,6 +221,22 @@ def combine(pipe: PipelineBound, states: StateBound) -> FloatArray:
     return np.asarray(found + states.end.T[:, None])
 
 
+def host_path(pipe: PipelineBound, turn: Backwards, seconds: FloatArray, moved: FloatArray) -> FloatArray:
+    """Seconds until the last activations are back from the host and the first stage has their gradients, [R].
+
+    All of a rank's activations go to the host one after the other, and so they come back. Before a backward can begin, its forward
+    and all before that have run, and what they keep has gone; then the rest runs and comes back.
+
+    Args:
+        seconds: float array [R, 4 phases, stages], durations of whole stages.
+        moved: float array [R, stages], seconds of a copy of what a stage keeps.
+    """
+    run, gone = seconds[:, F] @ turn.before.T, moved @ turn.before.T
+    begin = np.maximum(pipe.head[:, turn.rank] + np.maximum(run, gone), pipe.around_head[:, turn.rank] + run)
+    rest, back = np.einsum("rks,kcs->rc", seconds, turn.after), moved @ (turn.after[B] + turn.after[I]).T
+    return np.asarray((begin + np.maximum(rest, back) + pipe.tail[:, turn.rank]).max(axis=1))
+
+
 def device_bytes(activations: FloatArray, resting: FloatArray, fragmentation: float, outside: float) -> FloatArray:
     """Peak use of the fullest device, [R, D], of activations [R, ranks] over resting states [D, ranks]."""
     total = activations[:, None] + resting[None]
@@ -279,4 +296,4 @@ def chains(shape: Shape, passes: FloatArray, m: int, beside: FloatArray, *, bloc
     return Chains(np.concatenate(passes_of, axis=1), np.concatenate(sends_of), np.concatenate(beside_of))
 
 
-__all__ = ["Chains", "PipelineBound", "Sends", "chains", "combine", "device_bytes", "pipeline_bound"]
+__all__ = ["Chains", "PipelineBound", "Sends", "chains", "combine", "device_bytes", "host_path", "pipeline_bound"]

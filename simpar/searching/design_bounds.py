@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -47,8 +47,13 @@ class Recomputations:
         """Those of some block tables, bool array [names], and their rows."""
         rows = np.flatnonzero(names[self.table])
         kept = tuple(n for n, known in zip(self.names, names.tolist(), strict=True) if known)
+        found = self.take(rows)
+        return replace(found, names=kept, table=(np.cumsum(names) - 1)[found.table]), rows
+
+    def take(self, rows: IntArray) -> Recomputations:
+        """Some of them, with all block tables."""
         texts = tuple(self.texts[row] for row in rows.tolist())
-        return Recomputations(texts, kept, (np.cumsum(names) - 1)[self.table[rows]], self.stages.take(rows)), rows
+        return Recomputations(texts, self.names, self.table[rows], self.stages.take(rows))
 
 
 @dataclass(frozen=True)
@@ -221,18 +226,23 @@ class DesignBounds:
             if share:
                 rank, stall = self._host_stall(design, again, tables)
                 waiting = pipe.stalled(rank, stall[rows] * share)
-                load = self._host_load(design, again, tables)[rows] * share
-                found[share] = np.maximum(bounds.combine(waiting, sharding), load[:, None])
+                path = self._host_path(design, again.take(rows), tables, pipe, share)
+                found[share] = np.maximum(bounds.combine(waiting, sharding), path[:, None] + sharding.end.T[:, None])
             else:
                 found[share] = bounds.combine(pipe, sharding)
         return np.array([found[o.activations][int(o.optimizer)] for o in offloads])
 
-    def _host_load(self, design: Design, again: Recomputations, tables: Sequence[BlockTable]) -> FloatArray:
-        """Seconds that the busiest host link is busy with all activations going one way, [R]."""
-        moved = np.array([t.offloadable for t in tables])[again.table]
-        kept = (moved[:, None, :] * again.stages.counts).sum(axis=2)[:, again.stages.which]
-        each = design.m * self.pricing.host_seconds_per_byte
-        return np.asarray(each * (kept @ design.shape.share.T).max(axis=1))
+    def _host_path(
+        self, design: Design, again: Recomputations, tables: Sequence[BlockTable], pipe: bounds.PipelineBound, share: float
+    ) -> FloatArray:
+        """`bounds.host_path` of a share of the activations, [R]; of pairs, which move nothing, no time."""
+        if design.shape.style == "pairs":
+            return np.zeros(len(again.texts))
+        stages = again.stages
+        moved = (np.array([t.offloadable for t in tables])[again.table][:, None] * stages.counts).sum(axis=2)
+        seconds = stages.seconds(tables, again.table)[:, :, stages.which]
+        turn = self.pricing.pipelines.backwards(design.pipeline, design.group.pp, design.m)
+        return bounds.host_path(pipe, turn, seconds, share * self.pricing.host_seconds_per_byte * moved[:, stages.which])
 
     def _host_stall(self, design: Design, again: Recomputations, tables: Sequence[BlockTable]) -> tuple[int, FloatArray]:
         """The rank of the last stage, and how long it waits in a step if all activations move, float array [R].

@@ -9,12 +9,14 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
 from simpar.program.program import FloatArray, IntArray
 from simpar.schedules import Phase, Schedule
 from simpar.schedules.interleaved import round_size
+from simpar.searching.blocks import B, F, I
 from simpar.searching.stages import StageBytes
 
 FORWARD, BACKWARD, INPUT, NOTHING = range(4)
@@ -121,6 +123,39 @@ def turns(schedule: Schedule) -> tuple[int, int]:
     )  # fmt: skip
 
 
+class Backwards(NamedTuple):
+    """Some backwards of every rank, and what must run before and after them.
+
+    Attributes:
+        rank: of each, int array [C].
+        before: forwards of the rank up to its own, by stage of the model, float array [C, stages].
+        after: the rank's passes from it on, float array [4 phases, C, stages].
+    """
+
+    rank: IntArray
+    before: FloatArray
+    after: FloatArray
+
+
+def backwards(schedule: Schedule) -> Backwards:
+    """The first backwards of the first two stages that each rank runs one of."""
+    order = schedule.as_arrays()
+    model = np.array([schedule.model_stage(s) for s in range(schedule.num_stages)])
+    ranks, before, after = [], [], []
+    for rank, (a, z) in enumerate(itertools.pairwise(order.rank_start)):
+        stage, microbatch, phase = order.stage[a:z], order.microbatch[a:z], order.phase[a:z]
+        turned = np.flatnonzero((phase == B) | (phase == I))
+        for at in np.sort(turned[np.unique(stage[turned], return_index=True)[1]])[:2].tolist():
+            own = np.flatnonzero((phase == F) & (stage == stage[at]) & (microbatch == microbatch[at]))[0]
+            passes = np.zeros((2, 4, schedule.stages_per_model))
+            np.add.at(passes[0], (phase[: own + 1], model[stage[: own + 1]]), 1.0)
+            np.add.at(passes[1], (phase[at:], model[stage[at:]]), 1.0)
+            ranks.append(rank)
+            before.append(passes[0, F])
+            after.append(passes[1])
+    return Backwards(np.array(ranks), np.array(before), np.stack(after, axis=1))
+
+
 def _of_rank(stage: IntArray, split: np.ndarray, phase: IntArray, pair: np.ndarray, count: int, leaves: int) -> IntArray:
     """Moments of one rank as rows: kind, active, forward of a pair, held, waiting, passed.
 
@@ -176,4 +211,4 @@ def _undominated(rows: IntArray) -> IntArray:
     return np.array(kept, dtype=np.int64)
 
 
-__all__ = ["BACKWARD", "FORWARD", "INPUT", "InFlight", "held_by_chunk", "in_flight", "turns"]
+__all__ = ["BACKWARD", "FORWARD", "INPUT", "Backwards", "InFlight", "backwards", "held_by_chunk", "in_flight", "turns"]

@@ -11,7 +11,7 @@ from simpar.program.program import FloatArray, IntArray
 from simpar.schedules import Schedule
 from simpar.searching.blocks import Composition
 from simpar.searching.choice import Pipeline
-from simpar.searching.in_flight import InFlight, in_flight, turns
+from simpar.searching.in_flight import Backwards, InFlight, backwards, in_flight, turns
 from simpar.searching.shapes import paired_passes, shape_of, style_of
 from simpar.searching.stages import Stages
 from simpar.step import schedule_of
@@ -29,6 +29,7 @@ class Pipelines:
         self._in_flight: dict[object, InFlight] = {}
         self._schedules: dict[object, Schedule] = {}
         self._turns: dict[object, tuple[int, int]] = {}
+        self._backwards: dict[object, Backwards] = {}
         self._passes: dict[object, FloatArray] = {}
         self._stages: dict[object, Stages] = {}
         self._beside: dict[object, FloatArray] = {}
@@ -69,6 +70,13 @@ class Pipelines:
         if key not in self._turns:
             self._turns[key] = turns(self.schedule(pipeline, pp, m))
         return self._turns[key]
+
+    def backwards(self, pipeline: Pipeline, pp: int, m: int) -> Backwards:
+        """What must run before and after the first backwards of each rank."""
+        key = (pipeline.schedule, pipeline.virtual_stages, pp, m)
+        if key not in self._backwards:
+            self._backwards[key] = backwards(self.schedule(pipeline, pp, m))
+        return self._backwards[key]
 
     def passes(self, pipeline: Pipeline, pp: int, m: int) -> FloatArray:
         """What ranks run where some of their passes are pairs, see `paired_passes`; nothing elsewhere."""
