@@ -9,13 +9,13 @@ the log error's size.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
-from simpar.evidence.pooled import LEAST_SOURCES, architectures_of, described
+from simpar.evidence.pooled import LEAST_SOURCES, described
 from simpar.evidence.samples import Data, FloatArray, Peak, Sample
 from simpar.result.interval import HALF_WIDTH
 from simpar.specs.calibration import ANY, BOUNDS, UNFAMILIAR, Constant, Name
@@ -28,6 +28,15 @@ SHRINK: Final = 1.0
 """Weight of the group around in the factor of a group, in sources."""
 TELLING: Final = 0.125
 """Least difference (of logarithms) from the group around that a group has a value of its own for."""
+
+
+def architectures_of(data: Data, entry: Constant) -> tuple[str, ...]:
+    """Architectures that at least `LEAST_SOURCES` sources of a width's group ran on."""
+    sources: dict[str, set[str]] = defaultdict(set)
+    for sample, inside in zip(data.samples, data.members(entry), strict=True):
+        if inside:
+            sources[sample.architecture].add(sample.source)
+    return tuple(sorted(name for name, found in sources.items() if len(found) >= LEAST_SOURCES))
 
 
 def width_of(sample: Sample, expected_error: float, side: float) -> float:

@@ -1,39 +1,34 @@
-"""Run-level constants, pooled over nested groups: global (neutral) -> architecture -> software family -> (family, GPU).
+"""Run-level constants, one of a name for an architecture.
 
-Each constant is a group's deviation from the group around it, pulled towards none (partial pooling): a Gaussian prior, `SPREAD`,
-says how far groups differ. Runs of one source are alike, so a source of n runs weighs n / (n tau^2 + sigma^2): hardly more than one
-run. The fit is robust least squares on log errors (scipy, a pseudo-Huber loss).
+Each constant is an architecture's deviation from kernels and links as measured alone, pulled towards none (partial pooling): a
+Gaussian prior, `SPREAD`, says how far architectures differ. Runs of one source are alike, so a source of n runs weighs
+n / (n tau^2 + sigma^2): hardly more than one run. The fit is robust least squares on log errors (scipy, a pseudo-Huber loss).
 
 The gate asks the group itself. A constant stays only where the error of the sources of its own group, each left out of the fit,
 falls by more than the standard error of that gain; the least useful one goes first, and all others are refitted. One that pays
-for all together does not hold for a family whose own left-out sources it does not help (`Constant.not_for`), nor on such an
-architecture (`Constant.architectures`). A run that is off by more than `WORST` has another cause, and tells nothing there: a few
-such runs of a family would else carry a factor that harms its next source. Left-out errors while constants are dropped come from
-the linearised fit, which is exact for the prior and one step from the robust optimum.
+for all together does not hold for a family whose own left-out sources it does not help (`Constant.not_for`). A run that is off
+by more than `WORST` has another cause, and tells nothing there: a few such runs of a family would else carry a factor that harms
+its next source. Left-out errors while constants are dropped come from the linearised fit, which is exact for the prior and one
+step from the robust optimum.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.evidence.samples import RUN_LEVEL, Data, FloatArray
-from simpar.specs.calibration import ANY, BOUNDS, FACTORS, NEUTRAL, Constant, Name
+from simpar.evidence.samples import Data, FloatArray
+from simpar.specs.calibration import BOUNDS, FACTORS, NEUTRAL, Constant, Name
 
-Level = Literal["architecture", "family", "family and gpu"]
-Part = Literal["family", "architecture"]
-SPREAD: Final[dict[tuple[Name, Level], float]] = {
-    ("compute", "architecture"): 0.1, ("compute", "family"): 0.1, ("compute", "family and gpu"): 0.07,
-    ("memory", "architecture"): 0.3, ("memory", "family"): 0.3,
-}  # fmt: skip
-"""Standard deviation of log(constant) between groups of a level (assumed before any fit, and not tuned). What is not listed was
-tried and gained nothing on left-out sources: communication, host seconds per pass and per step, a factor for all runs together."""
+SPREAD: Final[dict[Name, float]] = {"compute": 0.1, "memory": 0.3}
+"""Standard deviation of log(constant) between architectures (assumed before any fit, and not tuned). What is not listed was tried
+and gained nothing on left-out sources: communication, host seconds per pass and per step, a factor for all runs together, factors
+for a software family or a family on one GPU (with those on offer the choice repeated without each source is 0.2 % worse)."""
 TAU: Final = 0.1
 """Standard deviation of what a source's runs have in common that no constant explains, in log seconds."""
 SIGMA: Final = 0.1
@@ -43,45 +38,18 @@ HUBER: Final = 0.1
 LEAST_SOURCES: Final = 3
 """Fewest sources of a group with run-level constants of its own."""
 PART_SOURCES: Final = 2
-"""Fewest sources of a family or architecture that a constant may be found not to hold for: no constant is what needs less proof."""
+"""Fewest sources of a family that a constant may be found not to hold for."""
 LEAST_GAIN: Final = 0.0025
 """Least gain of a constant, a quarter of a point of error: less is not worth a number."""
 WORST: Final = 0.5
 """Largest absolute relative error that a row counts with in a gain: no constant within its prior explains more."""
 
 
-def level_of(entry: Constant) -> Level:
-    """Where a constant's group lies in the hierarchy."""
-    if entry.family == ANY:
-        return "architecture"
-    return "family" if entry.gpu == ANY else "family and gpu"
-
-
 def candidates(data: Data) -> list[Constant]:
-    """Every constant that could be fitted: those of groups with enough sources, neutral."""
+    """Every constant that could be fitted: those of architectures with enough sources, neutral."""
     chips = sorted({s.architecture for s in data.samples})
-    families = sorted({s.family for s in data.samples})
-    pairs = sorted({(s.family, s.gpu) for s in data.samples})
-    groups: list[dict[str, str]] = [*({"architecture": c} for c in chips), *({"family": f} for f in families)]
-    groups += [{"family": family, "gpu": gpu} for family, gpu in pairs]
-    found = []
-    for group in groups:
-        entry = Constant(name="compute", value=1.0, **group)
-        if len(data.sources_of(entry)) < LEAST_SOURCES:
-            continue
-        seen = architectures_of(data, entry)
-        names = [name for name in RUN_LEVEL if (name, level_of(entry)) in SPREAD]
-        found += [Constant(name=name, value=NEUTRAL[name], architectures=seen, **group) for name in names]
-    return found
-
-
-def architectures_of(data: Data, entry: Constant) -> tuple[str, ...]:
-    """Architectures that at least `LEAST_SOURCES` sources of a constant's group ran on."""
-    sources: dict[str, set[str]] = defaultdict(set)
-    for sample, inside in zip(data.samples, data.members(entry), strict=True):
-        if inside:
-            sources[sample.architecture].add(sample.source)
-    return tuple(sorted(name for name, found in sources.items() if len(found) >= LEAST_SOURCES))
+    found = [Constant(name=name, value=NEUTRAL[name], architecture=chip) for chip in chips for name in SPREAD]
+    return [entry for entry in found if len(data.sources_of(entry)) >= LEAST_SOURCES]
 
 
 @dataclass(frozen=True)
@@ -108,7 +76,7 @@ class Problem:
         """The problem of fitting `entries`, factors all, on `data`."""
         group = np.array([data.members(e) for e in entries], dtype=float).reshape(len(entries), len(data.samples)).T
         column = np.array([FACTORS.index(e.name) for e in entries], dtype=np.intp)
-        spread = np.array([SPREAD[e.name, level_of(e)] for e in entries])
+        spread = np.array([SPREAD[e.name] for e in entries])
         weight = np.asarray(1.0 / (data.rows_of_source * TAU**2 + SIGMA**2), dtype=np.float64)
         return cls(data, tuple(entries), group, column, spread, weight)
 
@@ -180,10 +148,10 @@ class LeftOut:
         rows = tuple(np.flatnonzero(data.source_index == i) for i in range(len(data.sources)))
         return cls(data, slopes, off + slopes @ values, weight, 1.0 / problem.spread**2, rows)
 
-    def without(self, entry: int, rows: NDArray[np.bool_]) -> LeftOut:
-        """The same where a constant does not hold for some rows [rows]."""
+    def without(self, entries: Sequence[int], rows: NDArray[np.bool_]) -> LeftOut:
+        """The same where some constants do not hold for some rows [rows]."""
         slopes = self.slopes.copy()
-        slopes[rows, entry] = 0.0
+        slopes[np.ix_(rows, np.array(entries))] = 0.0
         return replace(self, slopes=slopes)
 
     def errors(self, kept: Sequence[int]) -> FloatArray:
@@ -206,27 +174,26 @@ class LeftOut:
         by_source = np.array([saved[inside[members[inside]]].mean() for inside in self.rows if members[inside].any()])
         return float(by_source.mean()), float(by_source.std() / math.sqrt(len(by_source)))
 
-    def part(self, kind: Part, name: str) -> NDArray[np.bool_]:
-        """Rows [rows] of one family, or of one architecture."""
-        return np.array([getattr(s, kind) == name for s in self.data.samples])
+    def of_family(self, name: str) -> NDArray[np.bool_]:
+        """Rows [rows] of one family."""
+        return np.array([s.family == name for s in self.data.samples])
 
 
 def gated(data: Data, entries: Sequence[Constant]) -> tuple[Constant, ...]:
     """Those of `entries` that pay on the left-out sources of their own group, fitted on all of `data`, each with its gain.
 
-    First constants go that do not pay; then a constant no longer holds for a family or on an architecture whose left-out sources
-    it does not help; then what does not pay beside the others goes.
+    First constants go that do not pay; then those of an architecture no longer hold for a family whose left-out sources they do
+    not help; then what does not pay beside the others goes.
     """
     fitted = fit(data, entries)
     left = LeftOut.of(data, fitted)
     kept, _ = _paying(left, list(range(len(entries))))
     found = list(entries)
-    while (harmed := _harmed(left, kept)) is not None:
-        index, kind, name = harmed
-        left = left.without(index, left.part(kind, name))
-        entry = found[index]
-        spared = {"not_for": (*entry.not_for, name)} if kind == "family" else {"architectures": _others(data, entry, name)}
-        found[index] = entry.model_copy(update={key: tuple(sorted(value)) for key, value in spared.items()})
+    while (harmed := _harmed(left, entries, kept)) is not None:
+        own, name = harmed
+        left = left.without(own, left.of_family(name))
+        for k in own:
+            found[k] = found[k].model_copy(update={"not_for": tuple(sorted((*found[k].not_for, name)))})
     kept, gains = _paying(left, kept)
     chosen = fit(data, [found[k] for k in kept])
     return tuple(described(data, e, gains[k]) for k, e in zip(kept, chosen, strict=True))
@@ -245,31 +212,23 @@ def _paying(left: LeftOut, kept: list[int]) -> tuple[list[int], dict[int, tuple[
         kept = [k for k in kept if k != worst]
 
 
-def _others(data: Data, entry: Constant, architecture: str) -> tuple[str, ...]:
-    """Architectures that a constant holds on but one."""
-    held = {s.architecture for s, inside in zip(data.samples, data.members(entry), strict=True) if inside}
-    return tuple(held - {architecture})
+def _harmed(left: LeftOut, entries: Sequence[Constant], kept: Sequence[int]) -> tuple[list[int], str] | None:
+    """(Constants of an architecture, the family of at least `PART_SOURCES` sources that they help least), or None if they help all.
 
-
-def _harmed(left: LeftOut, kept: Sequence[int]) -> tuple[int, Part, str] | None:
-    """(Constant, family or architecture, its name) of the part of at least `PART_SOURCES` sources that a constant helps least, or
-    None if it helps all.
-
-    It helps where the error of the part's left-out sources falls by more than the standard error of that gain.
+    They help where the error of the family's left-out sources falls.
     """
     now, worst, found = left.errors(kept), 0.0, None
-    parts: list[tuple[Part, str]] = [("family", s) for s in sorted({s.family for s in left.data.samples})]
-    parts += [("architecture", s) for s in sorted({s.architecture for s in left.data.samples})]
-    for kind, name in parts:
-        rows = left.part(kind, name)
-        for k in kept:
-            inside = left.slopes[:, k] != 0.0
+    for chip in sorted({entries[k].architecture for k in kept}):
+        own = [k for k in kept if entries[k].architecture == chip]
+        inside = (left.slopes[:, own] != 0.0).any(1)
+        for name in sorted({s.family for s in left.data.samples}):
+            rows = left.of_family(name)
             members = inside & rows
             if members.sum() == inside.sum() or len(set(left.data.source_index[members].tolist())) < PART_SOURCES:
                 continue
-            gain, doubt = left.gain(left.without(k, rows).errors(kept) - now, members)
-            if gain - doubt < worst:
-                worst, found = gain - doubt, (k, kind, name)
+            gain, _ = left.gain(left.without(own, rows).errors(kept) - now, members)
+            if gain < worst:
+                worst, found = gain, (own, name)
     return found
 
 
