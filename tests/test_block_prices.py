@@ -50,6 +50,48 @@ def test_fused_blocks_price_backwards_at_their_own_rates() -> None:
     assert found["mlp_residual"][0] == found["mlp_residual.backward"][0] == "residual"
 
 
+@pytest.mark.parametrize(("framework", "compile_"), [("torchtitan", False), ("torchtitan", True), ("megatron-core", None)])
+def test_an_activation_without_a_gate_moves_each_element_once(framework: str, compile_: bool | None) -> None:
+    """GELU: read and written; backward its input and the gradient read, the gradient written. It runs at nearly a copy's rate."""
+    model = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 512,
+             "num_key_value_heads": 8, "head_dim": 128, "gated_mlp": False, "activation": "gelu", "norm": "layernorm",
+             "attention_bias": True, "mlp_bias": True}  # fmt: skip
+    chosen = make_scenario({
+        "model": model, "framework": framework, "cluster": {"hardware": "dgx-h100", "num_nodes": 1}, "plan": {"dp": 8},
+        "training": {"sequence_length": 2048, "global_batch_size": 8, "compile": compile_},
+    })  # fmt: skip
+    layout = Layout.of(chosen, 1)
+    found = ops_of(pricer := LayoutPricer(layout, *cost_models(chosen, layout.hardware)))
+    prices = KernelModel(pricer.layout.hardware)
+    for name, each in (("mlp/activation", 4), ("mlp/activation.backward", 6)):
+        work = found[name].work
+        assert isinstance(work, MemoryWork)
+        assert work.bytes_moved == each * 2048 * 4096
+        assert prices.memory_bound(work.kernel, 1e9, implementation=work.implementation).seconds < 1.2 * 1e9 / 3.35e12
+    # The gradient of a bias is a sum over rows, which reads its output's gradient.
+    sums = {name: op.work.bytes_moved for name, op in found.items() if name.endswith(".bias") and isinstance(op.work, MemoryWork)}
+    assert sums["mlp/fc1.bias"] == 2 * 2048 * 4096
+    assert sums["mlp/fc2.bias"] == 2 * 2048 * 1024
+    assert not [name for name in ops_of(pricer_of()) if name.endswith(".bias")]
+
+
+def test_gates_of_two_products_are_elementwise_when_compiled() -> None:
+    """One kernel in either direction, at nearly a copy's rate; Megatron's halves lie side by side in one product's output."""
+    chosen = pricer_of("torchtitan", version="2025-10", zero_stage=3)
+    work = ops_of(chosen)["mlp/activation"].work
+    assert isinstance(work, MemoryWork)
+    assert work.kernel in ("activation", "stream")
+    rate = chosen.kernels.memory_bound(work.kernel, 1e9, implementation=work.implementation).seconds
+    assert rate < 0.75 * chosen.kernels.memory_bound("gate", 1e9, implementation="framework").seconds
+
+
+def test_a_norm_s_backward_is_priced_as_measured_in_steps_on_an_h100() -> None:
+    """8,192 rows of 4,096, torch 2.11 (validation/measured/h100-2026-11, ranks/8b-fsdp8.json): two kernels of 105 and 58 us."""
+    prices = KernelModel(load_hardware("dgx-h100"))
+    found = prices.memory_bound("norm_backward", 6.0 * 8192 * 4096, implementation="framework").seconds
+    assert found == pytest.approx(163e-6, rel=0.1)
+
+
 FUSER = {"cuda_graphs": True}
 
 

@@ -95,7 +95,7 @@ def test_chains_and_backward_classes_are_measured_as_what_they_are() -> None:
         asked = {(w.kernel, round(w.bytes_moved)) for w in ops if isinstance(w, MemoryWork)}
         assert asked <= {(s["kernel"], s["shape"][0]) for s in shapes}
         assert norm in {(s["kernel"], s.get("chain")) for s in shapes if s.get("direction") == "backward"}
-        chains = {(s["chain"], s["direction"]): s for s in shapes if s["kernel"] == "composite"}
+        chains = {(s["chain"], s["direction"]): s for s in shapes if s["kernel"] in ("composite", "stream")}
         assert {"rope", "activation"} <= {chain for chain, _ in chains}
         assert all(s["dims"]["complex"] for (chain, _), s in chains.items() if chain == "rope")
         assert all(s["dims"]["gated"] == 2 for (chain, _), s in chains.items() if chain == "activation")
@@ -107,5 +107,5 @@ def test_chains_and_backward_classes_are_measured_as_what_they_are() -> None:
 
 def test_compiled_gates_are_measured_as_gates() -> None:
     """The product of two halves, one of them through its non-linearity."""
-    gates = [s for s in block_shapes("dgx-h100") if s.get("kernel") == "gate"]
+    gates = [s for s in block_shapes("dgx-h100") if s.get("kernel") == "activation"]
     assert {s["dims"]["gated"] for s in gates} == {2}

@@ -1,9 +1,8 @@
 """Memory-bound kernels: t = launches t0 + bytes / (share of the peak bandwidth), by class and implementation.
 
-Classes: copy, norm, norm_backward, activation, activation_backward, gate, gate_backward (an activation times its gate),
-softmax, residual, rope, cross_entropy, embedding, adam,
-cast, cast_transpose (written transposed), cast_column (scales along the axis that does not lie in a row), quantize (a cast in all
-layouts), amax, permute, zero.
+Classes: copy, norm, norm_backward, activation, gate, gate_backward (an activation times its gate, halves side by side), softmax,
+residual, rope, cross_entropy, embedding, adam, cast, cast_transpose (written transposed), cast_column (scales along the axis that
+does not lie in a row), quantize (a cast in all layouts), amax, permute, zero.
 Implementations: tuned (hand-written: Transformer Engine, Liger, QuACK), framework (JIT-fused or
 compiled by the framework), eager (a chain of elementary operations). Shares: docs/formulas_kernels.md.
 """
@@ -42,9 +41,8 @@ DEFAULT_CLASSES: Final[Mapping[str, MemoryClass]] = {
     "zero": MemoryClass(tuned=0.89, framework=0.87, eager=0.87),
     "residual": MemoryClass(tuned=0.88, framework=0.87, eager=0.86),
     "norm": MemoryClass(tuned=0.85, framework=0.56, eager=0.36),
-    "norm_backward": MemoryClass(tuned=0.34, framework=0.19, eager=0.19),
-    "activation": MemoryClass(tuned=0.88, framework=0.56, eager=0.32),
-    "activation_backward": MemoryClass(tuned=0.77, framework=0.25, eager=0.25),
+    "norm_backward": MemoryClass(tuned=0.45, framework=0.36, eager=0.36),
+    "activation": MemoryClass(tuned=0.88, framework=0.87, eager=0.87),
     "gate": MemoryClass(tuned=0.91, framework=0.56, eager=0.32),
     "gate_backward": MemoryClass(tuned=0.58, framework=0.19, eager=0.19),
     "softmax": MemoryClass(tuned=0.89, framework=0.56, eager=0.5),
@@ -69,9 +67,8 @@ BYTES_PER_CLOCK: Final[Mapping[tuple[str, str], float]] = {
 }  # fmt: skip
 """(Class, implementation) -> what one SM reads and writes per clock in kernels whose rate the SMs set and not the memory.
 
-Chains of elementary torch kernels cast, broadcast and reduce, and load less at a time than a copy does. H100 boards of different
-memory move about the same in them: 1.8 TB/s on 3.35 (SwiGLU, 10 bytes per element in 5.57 ps, Liger-Kernel's
-all_benchmark_data.csv), 1.98 forward and 2.17 TB/s backward on the NVL's 3.94 (Hugging Face's RMSNorm, 18.2 and 45.1 ps an element,
+Chains of elementary torch kernels cast, broadcast and reduce, and load less at a time than a copy does: 1.98 TB/s forward and 2.17
+backward on the H100 NVL's 3.94 (Hugging Face's RMSNorm, 18.2 and 45.1 ps an element,
 h100_all_benchmark_data.csv of January 2025). Compiled gradients of a gate whose halves lie side by side write both from one kernel
 that reads everything for each: 0.64 TB/s (Liger-Kernel's all_benchmark_data.csv, megatron_swiglu). Compiled casts that turn a
 tensor, 1.45 and 0.65 TB/s on an H100 with 2.4 (pytorch issues 133242, 149982), reach no whole lines of it."""

@@ -31,12 +31,12 @@ def fit_classes(path: Path, gpu: str, architecture: str) -> tuple[dict[str, Memo
             continue
         used = [row for tier in TIERS for row in seen.get((kernel, tier), [])]
         values = {tier: _share(seen.get((kernel, tier), []), kernel, tier, best) for tier in TIERS}
-        # A tier without rows lies between its neighbours: at most the better one, and the worse one at most it.
-        for better, worse in ((0, 1), (1, 2)):
-            if values[TIERS[worse]] > values[TIERS[better]]:
-                unmeasured = TIERS[worse] if (kernel, TIERS[worse]) not in seen else TIERS[better]
-                if (kernel, unmeasured) not in seen:
-                    values[unmeasured] = values[TIERS[better] if unmeasured == TIERS[worse] else TIERS[worse]]
+        # A tier without rows lies between its neighbours: at most the better one, and the worse one at most it. Of two with rows
+        # the better one is at least as fast: nobody writes a kernel by hand to be slower than what a framework brings.
+        for better, worse in ((TIERS[0], TIERS[1]), (TIERS[1], TIERS[2])):
+            if values[worse] > values[better]:
+                unmeasured = (kernel, worse) not in seen
+                values[worse if unmeasured else better] = values[better if unmeasured else worse]
         found[kernel] = MemoryClass(**values, rows=len(used), source=f"{path.name} lines {', '.join(str(r.line) for r in used)}")
     return found, round(best, 4)
 

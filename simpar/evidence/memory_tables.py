@@ -25,7 +25,7 @@ _CLASSES: Final = (
     ("adam", "adam"),
     ("permute", "permute"),
 )
-_TUNED: Final = ("quack", "liger", "trtllm", "vllm 0", "torchao", "after", "llm.c", "te ", "any tuned")
+_TUNED: Final = ("quack", "liger", "trtllm", "vllm 0", "torchao", "after", "llm.c", "te ", "any tuned", "fastlayernorm")
 _FRAMEWORK: Final = ("compile", "megatron", "jit", "vllm(2023)", "before")
 _GPU_OF: Final = (
     ("gb200", "gb200"),
@@ -76,18 +76,19 @@ def kernel_class(name: str) -> str:
     backward = "bwd" in low
     if "norm" in low:
         return "norm_backward" if backward else "norm"
-    gated = "gate" if "swiglu" in low or "silu_and_mul" in low else "activation"
-    return f"{gated}_backward" if backward else gated
+    if "swiglu" in low or "silu_and_mul" in low:
+        return "gate_backward" if backward else "gate"
+    return "activation"
 
 
-def tier_of(kernel: str, implementation: str, name: str = "") -> str:
+def tier_of(kernel: str, implementation: str) -> str:
     """Implementation class: plain torch counts as tuned where one kernel is all there is to do, as framework where it has one."""
     low = implementation.lower()
     if any(text in low for text in _FRAMEWORK):
         return "framework"
     if any(text in low for text in _TUNED):
         return "tuned"
-    if "layernorm" in name.lower().replace("_", ""):
+    if kernel in ("norm", "norm_backward"):
         return "framework"
     return "tuned" if kernel in _PLAIN and "eager" not in low else "eager"
 
@@ -110,7 +111,7 @@ def memory_rows(path: Path) -> list[MemoryRow]:
     rows = list(read_rows(path))
     for line, row in enumerate(rows, 2):
         gpu, kernel = _gpu(row["gpu"]), kernel_class(row["kernel"])
-        tier = tier_of(kernel, row["impl"], row["kernel"])
+        tier = tier_of(kernel, row["impl"])
         numbers = [float(v) for v in re.findall(r"\d+(?:\.\d+)?", (row["GBps"] or "").split("(")[0])]
         rate = sum(numbers) / len(numbers) * 1e9 if numbers else None
         if rate and "fwd+bwd" in row["kernel"]:
@@ -132,7 +133,7 @@ def _backward_alone(row: Mapping[str, str], rows: Sequence[Mapping[str, str]], t
     """
     name = row["kernel"].replace("fwd+bwd", "fwd")
     for other in rows:
-        same = other["kernel"] == name and other["gpu"] == row["gpu"] and tier_of("", other["impl"], name) == tier
+        same = other["kernel"] == name and other["gpu"] == row["gpu"] and tier_of("", other["impl"]) == tier
         if same and other["GBps"]:
             both, forward = float(row["bytes_per_element_model"]), float(other["bytes_per_element_model"])
             return (both - forward) / (both / rate - forward / (float(other["GBps"]) * 1e9))

@@ -289,9 +289,8 @@ def _activation(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     if gated:
         # The gate's non-linearity and the product, forward (4 + 6 bytes) and backward (6 + 12).
         keeps.append(Kept(f"{node.name}_gate", narrow, HALF))
-        return Kernel(node, "composite", ((narrow, 10.0),), ((narrow, 18.0),), 2, tuple(keeps))
-    traffic: Traffic = ((wide, 2.0), (narrow, 6.0))
-    return Kernel(node, "activation", traffic, ((wide, 6.0), (narrow, 8.0)), 1, tuple(keeps))
+        return Kernel(node, "stream", ((narrow, 10.0),), ((narrow, 18.0),), 2, tuple(keeps))
+    return Kernel(node, "activation", ((wide, 2.0), (narrow, 2.0)), ((wide, 4.0), (narrow, 2.0)), 1, tuple(keeps))
 
 
 GELU_CHAINS: Final[dict[str, tuple[float, float, int, tuple[float, ...]]]] = {

@@ -221,6 +221,10 @@ def _memory(shape: Shape, device: str) -> Call:
         rows = torch.randint(0, dims["vocabulary"], (dims["rows"],), device=device)
         return _both(lambda w: f.embedding(rows, w), (tensor(dims["vocabulary"], dims["width"]),), direction)
 
+    def row_sum() -> Call:
+        x = tensor(dims["rows"], dims["width"]).detach()
+        return lambda: x.sum(0)
+
     def softmax() -> Call:
         return _both(lambda x: x.softmax(dim=-1), (tensor(dims["rows"], dims["width"]),), direction)
 
@@ -257,6 +261,7 @@ def _memory(shape: Shape, device: str) -> Call:
         "copy": copy,
         "norm": norm, "rope": rope, "residual": residual, "activation": activation, "gate": activation,
         "cross_entropy": cross_entropy, "embedding": embedding, "softmax": softmax, "permute": permute, "adam": adam,
+        "row_sum": row_sum,
     }  # fmt: skip
     return rotating(builders[runs], float(shape["shape"][0]), device)
 

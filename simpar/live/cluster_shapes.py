@@ -24,8 +24,8 @@ ADAM_PIECE = 512
 NEAR = 1.05
 ADDED_WIDTH, ADDED_BYTES = 4096, {"fp32": 12.0, "bf16": 6.0}
 """Width of rows that stand for a sum of gradients, and bytes read and written for each element."""
-COPIED_BYTES = {"fp32": 8.0, "bf16": 4.0}
-"""Bytes read and written for each element of a copy."""
+COPIED_BYTES, SUMMED_BYTES = {"fp32": 8.0, "bf16": 4.0}, {"fp32": 4.0, "bf16": 2.0}
+"""Bytes read and written for each element of a copy, and of a sum over rows."""
 CHAINS = ("composite", STREAM)
 """Classes that several ops run in: their shapes name the op as well (`chain`)."""
 _ACTIVATIONS = {"fp32": "fp32"}
@@ -120,8 +120,10 @@ def shape_of(op: LocalOp, block: LocalBlock, *, gated: int, dtype: str) -> Itera
         local = LocalLayer(block.layer, block.options)
         source = next((k for k in local.kernels if k.node.name == name), None)
         if source is None:
-            # Gradients added outside their products, weights and gradients moved to a collective's buffer: as many bytes.
-            each = (COPIED_BYTES if work.kernel == "copy" else ADDED_BYTES)[dtype]
+            # Gradients added outside their products, those of biases summed over rows, weights and gradients moved to a
+            # collective's buffer: as many bytes.
+            each = (COPIED_BYTES if work.kernel == "copy" else SUMMED_BYTES if work.kernel == "composite" else ADDED_BYTES)[dtype]
+            chain = {"chain": "row_sum"} if work.kernel == "composite" else {}
             width = min(ADDED_WIDTH, max(1, round(work.bytes_moved / each)))
             dims = {"rows": max(1, round(work.bytes_moved / each / width)), "width": width}
         else:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from simpar.graph.casts import QUANTIZE
 from simpar.graph.differentiate import kept, needs_input_gradient
-from simpar.graph.kernel_types import Kept, Kernel
+from simpar.graph.kernel_types import HALF, Kept, Kernel
 from simpar.graph.kernels import cast_inputs, is_product, kernels
 from simpar.graph.ledger import attended, node_flops
 from simpar.graph.rematerialise import Cut, Recompute, cut, staying
@@ -228,6 +228,13 @@ class LocalLayer:
         read = cast_inputs(self.layer, node, plan) if plan.autocast == "own" else 0
         moved = 6.0 * (read * self.shards.local(self.axes(node.inputs[0]), self.layout(node)) + self.shards.weights(node))
         return MemoryWork("cast", moved, read + count * (2 if node.bias else 1), self.options.memory_implementation)
+
+    def bias_gradient(self, node: Product) -> MemoryWork | None:
+        """The sum of a product's output gradient over its rows; none without a bias."""
+        if not node.bias:
+            return None
+        summed = self.shards.local(self.axes(node.outputs[0]), self.layout(node))
+        return MemoryWork("composite", HALF * summed, 1, self.options.memory_implementation)
 
     def bytes_of(self, tensor: Kept) -> float:
         """Bytes of a kept tensor on this rank."""

@@ -313,7 +313,9 @@ class Lists(LocalLayer):
         if self._trained(node):
             product = self.product(node, "wgrad")
             self._cast(node.name, product, target)
-            target.compute(f"{node.name}.wgrad", product, self.launches(kernel) + bool(node.bias))
+            target.compute(f"{node.name}.wgrad", product, self.launches(kernel))
+            if (bias := self.bias_gradient(node)) is not None:
+                target.compute(f"{node.name}.bias", bias)
             self._autocast(node, target, ".backward")
         else:
             self._lora(node, target, backward=True)

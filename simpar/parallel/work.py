@@ -73,12 +73,15 @@ class MemoryWork(NamedTuple):
 
 
 def fused(work: MemoryWork, activation: Implementation, *, backward: bool) -> MemoryWork:
-    """A norm or an activation that is one kernel: its backward at a measured rate of its own, the activation by the kernel that it
-    has. Chains of elementary kernels stay as they are: they move every byte at one rate in either direction."""
+    """A norm or a gate that is one kernel: its backward at a measured rate of its own, the gate by the kernel that it has. Of two
+    products (torch's models, compiled) a gate is elementwise, as an activation without one. Chains of elementary kernels stay as
+    they are: they move every byte at one rate in either direction."""
     if work.kernel == "norm" and backward:
         return MemoryWork("norm_backward", work.bytes_moved, work.launches, work.implementation)
-    if work.kernel in ("activation", "gate") and work.implementation == "tuned":
-        return MemoryWork(f"{work.kernel}_backward" if backward else work.kernel, work.bytes_moved, work.launches, activation)
+    if work.kernel == "gate" and work.implementation != "tuned":
+        return MemoryWork("activation", work.bytes_moved, work.launches, work.implementation)
+    if work.kernel == "gate":
+        return MemoryWork("gate_backward" if backward else "gate", work.bytes_moved, work.launches, activation)
     return work
 
 
