@@ -182,13 +182,12 @@ class LeftOut:
 def gated(data: Data, entries: Sequence[Constant]) -> tuple[Constant, ...]:
     """Those of `entries` that pay on the left-out sources of their own group, fitted on all of `data`, each with its gain.
 
-    First constants go that do not pay; then those of an architecture no longer hold for a family whose left-out sources they do
-    not help; then what does not pay beside the others goes.
+    First those of an architecture no longer hold for a family whose left-out sources they do not help; then what does not pay
+    beside the others goes.
     """
     fitted = fit(data, entries)
     left = LeftOut.of(data, fitted)
-    kept, _ = _paying(left, list(range(len(entries))))
-    found = list(entries)
+    kept, found = list(range(len(entries))), list(entries)
     while (harmed := _harmed(left, entries, kept)) is not None:
         own, name = harmed
         left = left.without(own, left.of_family(name))
