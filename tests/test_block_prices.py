@@ -8,6 +8,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from simpar.api.scenarios import make_scenario
+from simpar.costs.block_price import category
 from simpar.costs.kernels import KernelModel
 from simpar.costs.pricer import LayoutPricer
 from simpar.parallel.layout import Layout
@@ -50,14 +51,16 @@ def test_fused_blocks_price_backwards_at_their_own_rates() -> None:
     assert found["mlp_residual"][0] == found["mlp_residual.backward"][0] == "residual"
 
 
+BIASED = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 512,
+          "num_key_value_heads": 8, "head_dim": 128, "gated_mlp": False, "activation": "gelu", "norm": "layernorm",
+          "attention_bias": True, "mlp_bias": True}  # fmt: skip
+
+
 @pytest.mark.parametrize(("framework", "compile_"), [("torchtitan", False), ("torchtitan", True), ("megatron-core", None)])
 def test_an_activation_without_a_gate_moves_each_element_once(framework: str, compile_: bool | None) -> None:
     """GELU: read and written; backward its input and the gradient read, the gradient written. It runs at nearly a copy's rate."""
-    model = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 512,
-             "num_key_value_heads": 8, "head_dim": 128, "gated_mlp": False, "activation": "gelu", "norm": "layernorm",
-             "attention_bias": True, "mlp_bias": True}  # fmt: skip
     chosen = make_scenario({
-        "model": model, "framework": framework, "cluster": {"hardware": "dgx-h100", "num_nodes": 1}, "plan": {"dp": 8},
+        "model": BIASED, "framework": framework, "cluster": {"hardware": "dgx-h100", "num_nodes": 1}, "plan": {"dp": 8},
         "training": {"sequence_length": 2048, "global_batch_size": 8, "compile": compile_},
     })  # fmt: skip
     layout = Layout.of(chosen, 1)
@@ -69,20 +72,48 @@ def test_an_activation_without_a_gate_moves_each_element_once(framework: str, co
         assert work.bytes_moved == each * 2048 * 4096
         assert prices.memory_bound(work.kernel, 1e9, implementation=work.implementation).seconds < 1.2 * 1e9 / 3.35e12
     # The gradient of a bias is a sum over rows, which reads its output's gradient.
-    sums = {name: op.work.bytes_moved for name, op in found.items() if name.endswith(".bias") and isinstance(op.work, MemoryWork)}
-    assert sums["mlp/fc1.bias"] == 2 * 2048 * 4096
-    assert sums["mlp/fc2.bias"] == 2 * 2048 * 1024
-    assert not [name for name in ops_of(pricer_of()) if name.endswith(".bias")]
+    sums = {
+        name: op.work.bytes_moved
+        for name, op in found.items()
+        if name.endswith(".bias.backward") and isinstance(op.work, MemoryWork)
+    }
+    assert sums["mlp/fc1.bias.backward"] == 2 * 2048 * 4096
+    # It is no recomputation.
+    assert {category(found[name], backward=True) for name in sums} == {"memory_bound"}
+    assert sums["mlp/fc2.bias.backward"] == 2 * 2048 * 1024
+    assert not [name for name in ops_of(pricer_of()) if name.endswith(".bias.backward")]
 
 
-def test_gates_of_two_products_are_elementwise_when_compiled() -> None:
-    """One kernel in either direction, at nearly a copy's rate; Megatron's halves lie side by side in one product's output."""
-    chosen = pricer_of("torchtitan", version="2025-10", zero_stage=3)
-    work = ops_of(chosen)["mlp/activation"].work
-    assert isinstance(work, MemoryWork)
-    assert work.kernel in ("activation", "stream")
-    rate = chosen.kernels.memory_bound(work.kernel, 1e9, implementation=work.implementation).seconds
-    assert rate < 0.75 * chosen.kernels.memory_bound("gate", 1e9, implementation="framework").seconds
+def test_the_gradient_of_a_bias_is_as_wide_as_activations() -> None:
+    chosen = {p: make_scenario({
+        "model": BIASED, "framework": "torchtitan", "cluster": {"hardware": "dgx-h100", "num_nodes": 1}, "plan": {"dp": 8},
+        "training": {"sequence_length": 1024, "global_batch_size": 8, "precision": p},
+    }) for p in ("bf16", "fp32")}  # fmt: skip
+    moved = {}
+    for precision, scenario in chosen.items():
+        layout = Layout.of(scenario, 1)
+        work = ops_of(LayoutPricer(layout, *cost_models(scenario, layout.hardware)))["mlp/fc1.bias.backward"].work
+        assert isinstance(work, MemoryWork)
+        moved[precision] = work.bytes_moved
+    assert moved["fp32"] == 2 * moved["bf16"] > 0
+
+
+@pytest.mark.parametrize(("compile_", "kernel", "forward", "backward"), [(True, "activation", 6, 10), (False, "stream", 10, 18)])
+def test_gates_of_two_products_are_elementwise(compile_: bool, kernel: str, forward: int, backward: int) -> None:
+    """Compiled one kernel in either direction, eager two and three over whole tensors, at nearly a copy's rate."""
+    chosen = make_scenario({
+        "model": "llama3.1-8b", "framework": "torchtitan", "framework_version": "2025-10",
+        "cluster": {"hardware": "dgx-h100", "num_nodes": 1}, "plan": {"zero_stage": 3},
+        "training": {"sequence_length": 4096, "global_batch_size": 8, "compile": compile_},
+    })  # fmt: skip
+    layout = Layout.of(chosen, 1)
+    pricer = LayoutPricer(layout, *cost_models(chosen, layout.hardware))
+    megatron = pricer.kernels.memory_bound("gate", 1e9, implementation="framework").seconds
+    for name, each in (("mlp/activation", forward), ("mlp/activation.backward", backward)):
+        work = ops_of(pricer)[name].work
+        assert isinstance(work, MemoryWork)
+        assert (work.kernel, work.bytes_moved) == (kernel, each * 4096 * 14336)
+        assert pricer.kernels.memory_bound(kernel, 1e9, implementation=work.implementation).seconds < 0.75 * megatron
 
 
 def test_a_norm_s_backward_is_priced_as_measured_in_steps_on_an_h100() -> None:

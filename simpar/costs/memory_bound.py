@@ -59,7 +59,9 @@ DEFAULT_CLASSES: Final[Mapping[str, MemoryClass]] = {
     "composite": MemoryClass(tuned=0.53, framework=0.53, eager=0.53),
 }
 """Shares of the peak measured or published on H100 (membound rows); the fit overrides classes it has rows for. Composite: chains of
-elementary torch kernels, over all that they read and write; see `BYTES_PER_CLOCK`."""
+elementary torch kernels, over all that they read and write; see `BYTES_PER_CLOCK`. Norms backward: torch's as measured on an H100
+(0.36; 0.30 on a GB300, KernelAgent PR 133), hand-written ones between Liger's there (0.26 to 0.42) and Apex's FastLayerNorm on an
+A100 (0.57, apex PR 1037). Activations without a gate: Liger's squared ReLU, torch's unary kernels (0.86, NeuSight, A100)."""
 BYTES_PER_CLOCK: Final[Mapping[tuple[str, str], float]] = {
     **{("composite", tier): 8.3 for tier in ("tuned", "framework", "eager")},
     **{("gate_backward", tier): 2.74 for tier in ("framework", "eager")},

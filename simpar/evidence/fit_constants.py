@@ -2,8 +2,8 @@
 
     python -m simpar.evidence.fit_constants [--data FILE.jsonl ...] [--keep] [--check]
 
-Every run is simulated once under the constants at hand and split into the parts that they scale (`samples`). Constants are pooled
-over nested groups and pass a gate by group (`pooled`); what is reported as unseen repeats all of it without each source.
+Every run is simulated once under the constants at hand and split into the parts that they scale (`samples`). Constants belong to
+an architecture and pass a gate there (`pooled`); what is reported as unseen repeats all of it without each source.
 Widths of intervals follow from those errors (`intervals`). With --keep the constants stay as they are: new runs then count among
 the unseen, and widen or narrow intervals, without a new fit.
 """

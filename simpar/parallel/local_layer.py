@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from simpar.graph.casts import QUANTIZE
 from simpar.graph.differentiate import kept, needs_input_gradient
-from simpar.graph.kernel_types import HALF, Kept, Kernel
+from simpar.graph.kernel_types import Kept, Kernel
 from simpar.graph.kernels import cast_inputs, is_product, kernels
 from simpar.graph.ledger import attended, node_flops
 from simpar.graph.rematerialise import Cut, Recompute, cut, staying
@@ -234,7 +234,7 @@ class LocalLayer:
         if not node.bias:
             return None
         summed = self.shards.local(self.axes(node.outputs[0]), self.layout(node))
-        return MemoryWork("composite", HALF * summed, 1, self.options.memory_implementation)
+        return MemoryWork("composite", self.element * summed, 1, self.options.memory_implementation)
 
     def bytes_of(self, tensor: Kept) -> float:
         """Bytes of a kept tensor on this rank."""

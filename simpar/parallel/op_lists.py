@@ -315,7 +315,7 @@ class Lists(LocalLayer):
             self._cast(node.name, product, target)
             target.compute(f"{node.name}.wgrad", product, self.launches(kernel))
             if (bias := self.bias_gradient(node)) is not None:
-                target.compute(f"{node.name}.bias", bias)
+                target.compute(f"{node.name}.bias.backward", bias)
             self._autocast(node, target, ".backward")
         else:
             self._lora(node, target, backward=True)

@@ -37,7 +37,7 @@ class Kernels(Policy):
         fused_activation: gate and activation in one kernel saving only its input (Megatron bias-gelu / bias-swiglu fusion,
             TransformerEngine, a compiled graph); False: the activation's output and the product are saved as well (torch).
         activation_chains: GELUs that transformers writes out in elementary operations run so (graph/kernels.py, GELU_CHAINS).
-        activation_kernel: fused activations are hand-written kernels (tuned) or compiled from torch code (framework).
+        activation_kernel: gates fused with their activation are hand-written (tuned) or compiled from torch code (framework).
         fused_operations: what recipes that take whole layers into graphs run through TransformerEngine's operation fuser, whose
             activations are hand-written: all, experts, or runs of a precision; never beside overlapped tensor parallelism.
         fused_residual: bias, dropout and residual addition in one kernel (Megatron bias-dropout-add fusion).
