@@ -115,7 +115,9 @@ def test_a_rank_outside_the_world_is_refused() -> None:
 
 
 def test_a_gpu_measurement_is_read_back(tmp_path: Path) -> None:
-    plan = rank_plan(scenario(dp=8), 3, layers=2)
+    # Layers at which the device decides: a constant on its kernels shows in the step.
+    wide = {**MODEL, "hidden_size": 2048, "head_dim": 256, "intermediate_size": 8192}
+    plan = rank_plan(scenario(wide, {"sequence_length": 4096}, dp=8), 3, layers=2)
     (tmp_path / "a.json").write_text(json.dumps(measured_like(plan, 1.01)))
     found = run(RankOptions(measured=tmp_path / "a.json"), kernel_kind)
     assert isinstance(found, RankReport)
@@ -126,7 +128,7 @@ def test_a_gpu_measurement_is_read_back(tmp_path: Path) -> None:
     own, published = errors["step_time_s", ""], errors["published_time_s", ""]
     assert own is not None
     assert published is not None
-    assert published > own
+    assert published > own + 0.01
     for kind in set(CLASSES) - {"permute"}:  # of experts only
         assert errors["class_time_s", kind] == pytest.approx(1 / 1.01 - 1), kind
     assert found.exit_code == 0
