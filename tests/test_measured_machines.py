@@ -20,7 +20,6 @@ from simpar.report.step_html import step_page
 from simpar.report.step_table import step_report
 from simpar.specs.calibration import Constant, RunCalibration, calibrated_by
 from simpar.specs.framework import framework_names
-from simpar.specs.hardware import HardwareProfile, known_gpu, load_hardware, profile_names
 from simpar.specs.scenario import make_scenario
 from simpar.step import prepare
 
@@ -80,24 +79,6 @@ def _models(priced: object) -> tuple[object, ...]:
     from simpar.step import cost_models
 
     return cost_models(priced.layout.scenario, priced.layout.hardware)  # type: ignore[attr-defined]
-
-
-def renamed(profile: HardwareProfile, name: str) -> HardwareProfile:
-    """The same accelerator under another name."""
-    return profile.model_copy(update={"gpu": profile.gpu.model_copy(update={"name": name})})
-
-
-@pytest.mark.parametrize("name", profile_names())
-def test_an_accelerator_is_known_by_its_figures(name: str) -> None:
-    profile = load_hardware(name)
-    assert known_gpu(profile) == known_gpu(renamed(profile, "a name of its own")) == profile.gpu.name
-
-
-def test_another_accelerator_keeps_its_name(profile: Path) -> None:
-    h100 = renamed(load_hardware("dgx-h100"), "unheard of")
-    fewer = h100.gpu.model_copy(update={"sm_count": h100.gpu.sm_count.model_copy(update={"value": 100})})
-    assert known_gpu(h100.model_copy(update={"gpu": fewer})) == "unheard of"
-    assert known_gpu(load_hardware(str(profile))) == "H100 SXM"
 
 
 def test_megatron_on_a_calibrated_h100_is_told_the_same_constants(profile: Path) -> None:

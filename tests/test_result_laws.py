@@ -176,8 +176,8 @@ def test_figures_that_the_constants_have_seen_say_so() -> None:
     for path in SCENARIOS:
         scenario = read_scenario(path)
         layout = Layout.of(scenario, 1)
-        framework, gpu = layout.framework, layout.hardware.gpu
-        own = (c for c in constants() if c.holds(family_of(framework.name), gpu.architecture, gpu.name))
+        framework, architecture = layout.framework, layout.hardware.gpu.architecture
+        own = (c for c in constants() if c.holds(family_of(framework.name), architecture))
         sources = " ".join(source for c in own for source in c.sources)
         papers = {number for row in scenario.published for number in re.findall(r"\d{4}\.\d{5}", row.source)}
         seen = _key(scenario) in fitted or any(number in sources for number in papers)

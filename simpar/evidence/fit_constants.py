@@ -132,7 +132,7 @@ def as_toml(entries: Iterable[Constant], unseen: Iterable[Unseen] = ()) -> str:
     lines = ["# Written by `python -m simpar.evidence.fit_constants`; do not edit. See specs/calibration.py.", ""]
     for entry in entries:
         lines.append("[[constants]]")
-        given = [(key, getattr(entry, key)) for key in ("name", "family", "architecture", "gpu")]
+        given = [(key, getattr(entry, key)) for key in ("name", "family", "architecture")]
         lines += [f'{key} = "{value}"' for key, value in given if value != ANY]
         lines += [f"{key} = {getattr(entry, key):.5g}" for key in ("value", "gain", "gain_se")]
         listed = [(key, getattr(entry, key)) for key in ("architectures", "not_for")]

@@ -87,7 +87,7 @@ def nested(name: Name, rows: Sequence[Sample], values: FloatArray) -> list[Const
     found: list[Constant] = []
     for family in (ANY, *sorted({r.family for r in rows})):
         entry = Constant(name=name, family=family, value=0.0, status="interval")
-        inside = [i for i, r in enumerate(rows) if entry.holds(r.family, r.architecture, r.gpu)]
+        inside = [i for i, r in enumerate(rows) if entry.holds(r.family, r.architecture)]
         sources = [rows[i].source for i in inside]
         count = len(set(sources))
         if family != ANY and count < LEAST_SOURCES:

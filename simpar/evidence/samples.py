@@ -57,7 +57,7 @@ class Sample:
     """One run, split around the constants it was simulated with.
 
     Attributes:
-        family, architecture, gpu: its groups.
+        family, architecture: its groups.
         source, model: where it was published and what was trained.
         parts: seconds that compute, memory and communication scale, passes of `pass_s`, 1 for `step_s` [len(RUN_LEVEL)].
         rest: seconds that no constant scales.
@@ -68,7 +68,6 @@ class Sample:
 
     family: str
     architecture: str
-    gpu: str
     source: str
     model: str
     parts: tuple[float, ...]
@@ -97,14 +96,13 @@ def seen_of(
     scenario: Scenario, source: str, model: str, measured: Measured, entries: tuple[Constant, ...] = (), name: str = ""
 ) -> tuple[Sample | None, Peak | None]:
     """A run's step time and its peak memory beside what is simulated under `entries`."""
-    spec, gpu = framework(scenario.framework, scenario.framework_version), scenario.hardware.gpu
+    spec, architecture = framework(scenario.framework, scenario.framework_version), scenario.hardware.gpu.architecture
     try:
         with calibrated_by(entries):
             found = predict(scenario)
-            here = calibration_for(spec.name, gpu.architecture, gpu.name)
+            here = calibration_for(spec.name, architecture)
     except SimparError:
         return None, None
-    groups = (family_of(spec.name), gpu.architecture, gpu.name, source)
     peak = None
     if measured.peak_memory_bytes:
         predicted, _, _, band = memory_of(found, measured.memory_kind, first_rank=measured.memory_first_rank)
@@ -117,7 +115,7 @@ def seen_of(
     rest = found.step_time_s - float(parts @ known)
     down = _own(found.step_time_s / found.step_low_s, here.interval_down, here)
     up = _own(found.step_high_s / found.step_time_s, here.interval_up, here)
-    sample = Sample(*groups, model, tuple(parts), rest, measured.step_time_s, down, up, name)
+    sample = Sample(family_of(spec.name), architecture, source, model, tuple(parts), rest, measured.step_time_s, down, up, name)
     return (sample if math.isfinite(sum(parts) + rest) else None), peak
 
 
@@ -151,7 +149,7 @@ class Data:
     parts: FloatArray
     rest: FloatArray
     measured: FloatArray
-    _masks: dict[tuple[str, str, str, tuple[str, ...], tuple[str, ...]], NDArray[np.bool_]] = field(
+    _masks: dict[tuple[str, str, tuple[str, ...], tuple[str, ...]], NDArray[np.bool_]] = field(
         default_factory=dict, compare=False, repr=False
     )
 
@@ -184,9 +182,9 @@ class Data:
 
     def members(self, entry: Constant) -> NDArray[np.bool_]:
         """Rows [rows] that a constant holds for."""
-        key = (entry.family, entry.architecture, entry.gpu, entry.architectures, entry.not_for)
+        key = (entry.family, entry.architecture, entry.architectures, entry.not_for)
         if key not in self._masks:
-            self._masks[key] = np.array([entry.holds(s.family, s.architecture, s.gpu) for s in self.samples], dtype=bool)
+            self._masks[key] = np.array([entry.holds(s.family, s.architecture) for s in self.samples], dtype=bool)
         return self._masks[key]
 
     def sources_of(self, entry: Constant) -> list[str]:

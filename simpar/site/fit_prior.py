@@ -86,7 +86,7 @@ def seen_of(job: tuple[str, dict[str, Any]]) -> Seen | None:
     if run.scenario is None or not isinstance(found, Observed):
         return None
     gpu = run.scenario.hardware.gpu
-    here = calibration_for(run.scenario.framework, gpu.architecture, gpu.name)
+    here = calibration_for(run.scenario.framework, gpu.architecture)
     return Seen(
         str(columns_of(row).get("source")), run.scenario.framework, gpu.architecture, gpu.name,
         (here.compute, here.memory, here.communication), here.step_s, replace(found, id=name),
@@ -141,14 +141,14 @@ def _sample(seen: Seen) -> Sample:
     *parts, host = [part / factor for part, factor in zip(line.parts, (*seen.factors, 1.0), strict=True)]
     rest = max(line.rest + host - seen.step_s, 0.0)
     return Sample(
-        family_of(seen.framework), seen.architecture, seen.gpu, seen.source, "", (*parts, 0.0, 1.0), rest, seen.observed.seconds,
+        family_of(seen.framework), seen.architecture, seen.source, "", (*parts, 0.0, 1.0), rest, seen.observed.seconds,
     )  # fmt: skip
 
 
 def _under(seen: Seen, entries: Sequence[Constant]) -> Observed:
     """The run's lines with other constants in force."""
     with calibrated_by(tuple(entries)):
-        after = calibration_for(seen.framework, seen.architecture, seen.gpu)
+        after = calibration_for(seen.framework, seen.architecture)
     ratios = [*(getattr(after, name) / before for name, before in zip(FACTORS, seen.factors, strict=True)), 1.0]
     more = after.step_s - seen.step_s
     lines = tuple(

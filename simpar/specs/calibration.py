@@ -2,8 +2,8 @@
 
 Kernel and collective tables are measured one kernel at a time. In a training step clocks sag under sustained load, launches
 straggle and ranks wait for the slowest of them, and small kernels that no list names add up. Each constant scales one physical part
-of the step for a *group* of runs: all of them, one GPU architecture, one family of frameworks, or a family on an architecture or
-GPU. Factors of nested groups multiply, seconds add.
+of the step for a *group* of runs: all of them, one GPU architecture, one family of frameworks, or a family on an architecture.
+Factors of nested groups multiply, seconds add.
 
 A number stays only if it pays on sources that its fit has not seen: its gain, the mean over the left-out sources of its own group
 of the error without it minus the error with it, exceeds its own standard error (`python -m simpar.evidence.fit_constants`).
@@ -22,7 +22,7 @@ from typing import Final, Literal
 
 from simpar.specs.base import Spec, read_toml, validate
 from simpar.specs.framework import FrameworkSpec, family_of
-from simpar.specs.hardware import HardwareProfile, known_gpu
+from simpar.specs.hardware import HardwareProfile
 
 FILE = Path(__file__).with_name("constants.toml")
 ANY: Final = "*"
@@ -125,7 +125,7 @@ class Constant(Spec):
 
     Attributes:
         name: what it scales, a key of `MEANING`.
-        family, architecture, gpu: the runs that it holds for; "*" = any.
+        family, architecture: the runs that it holds for; "*" = any.
         architectures: those that enough sources of the group ran on; it holds on no other. Empty = on all.
         not_for: families that it does not hold for, as it does not help their left-out sources.
         value: in the unit of its name (a factor, or seconds).
@@ -140,7 +140,6 @@ class Constant(Spec):
     name: Name
     family: str = ANY
     architecture: str = ANY
-    gpu: str = ANY
     architectures: tuple[str, ...] = ()
     not_for: tuple[str, ...] = ()
     value: float
@@ -158,15 +157,14 @@ class Constant(Spec):
     @property
     def group(self) -> str:
         """The runs that it holds for, "all" or "family=nemo, architecture=hopper"."""
-        given = ((key, getattr(self, key)) for key in ("family", "architecture", "gpu"))
+        given = ((key, getattr(self, key)) for key in ("family", "architecture"))
         named = ", ".join(f"{key}={value}" for key, value in given if value != ANY) or "all"
         return f"{named}, not {', '.join(self.not_for)}" if self.not_for else named
 
-    def holds(self, family: str, architecture: str, gpu: str) -> bool:
+    def holds(self, family: str, architecture: str) -> bool:
         """Whether a run of `family` on this chip belongs to the group."""
-        pairs = ((self.family, family), (self.architecture, architecture), (self.gpu, gpu))
         seen = (not self.architectures or architecture in self.architectures) and family not in self.not_for
-        return seen and all(wanted in (ANY, found) for wanted, found in pairs)
+        return seen and self.family in (ANY, family) and self.architecture in (ANY, architecture)
 
     def as_json(self) -> dict[str, object]:
         """The object that `simpar constants --json` prints."""
@@ -210,8 +208,8 @@ class ConstantsFile(Spec):
 
 @dataclass(frozen=True, slots=True)
 class RunCalibration:
-    """The constants in force for one framework on one GPU: factors, seconds, and the widths of intervals, see `MEANING`; `host`, on
-    what the framework's host code takes, is a site's alone."""
+    """The constants in force for one framework on one architecture: factors, seconds, and the widths of intervals, see `MEANING`;
+    `host`, on what the framework's host code takes, is a site's alone."""
 
     compute: float = 1.0
     memory: float = 1.0
@@ -283,24 +281,20 @@ def in_force() -> tuple[Constant, ...]:
     return constants() if others is None else others
 
 
-def calibration_for(framework: str, architecture: str, gpu: str = "") -> RunCalibration:
-    """The run-level constants of a framework on a GPU: nested groups combined and kept within `BOUNDS`.
+def calibration_for(framework: str, architecture: str) -> RunCalibration:
+    """The run-level constants of a framework on a GPU architecture: nested groups combined and kept within `BOUNDS`.
 
     A width (`WIDTHS`) is that of the narrowest group that has one; on an architecture that no group has seen, the largest of all.
     The interval of a family that no group names, or none on this architecture, is at least that of `UNFAMILIAR` ones, and that of
     the family on others.
     """
-    others, group = _OTHERS.get(), (family_of(framework), architecture, gpu)
-    return _shipped(*group) if others is None else _combined(others, *group)
+    others, family = _OTHERS.get(), family_of(framework)
+    return _shipped(family, architecture) if others is None else _combined(others, family, architecture)
 
 
 def calibration_on(framework: FrameworkSpec, hardware: HardwareProfile) -> RunCalibration:
-    """The constants of published runs of `framework` on the accelerator that `hardware` has, whatever it is called there."""
-    name, others = hardware.gpu.name, _OTHERS.get()
-    named = _shipped_gpus() if others is None else _gpus(others)
-    if named and name not in named:
-        name = known_gpu(hardware)  # reads every shipped profile
-    return calibration_for(framework.name, hardware.gpu.architecture, name)
+    """The constants of published runs of `framework` on accelerators of the architecture that `hardware` has."""
+    return calibration_for(framework.name, hardware.gpu.architecture)
 
 
 def measured_here(published: RunCalibration) -> RunCalibration:
@@ -310,43 +304,33 @@ def measured_here(published: RunCalibration) -> RunCalibration:
 
 
 @lru_cache(maxsize=512)
-def _shipped(family: str, architecture: str, gpu: str) -> RunCalibration:
+def _shipped(family: str, architecture: str) -> RunCalibration:
     """By the names of a group alone: all constants are slow to hash, and every layout asks."""
-    return _combined(constants(), family, architecture, gpu)
-
-
-@lru_cache(maxsize=1)
-def _shipped_gpus() -> frozenset[str]:
-    return _gpus(constants())
-
-
-def _gpus(entries: tuple[Constant, ...]) -> frozenset[str]:
-    """Accelerators that constants of their own have."""
-    return frozenset(entry.gpu for entry in entries) - {ANY}
+    return _combined(constants(), family, architecture)
 
 
 @lru_cache(maxsize=512)
-def _combined(entries: tuple[Constant, ...], family: str, architecture: str, gpu: str) -> RunCalibration:
+def _combined(entries: tuple[Constant, ...], family: str, architecture: str) -> RunCalibration:
     found = {name: NEUTRAL[name] for name in (*FACTORS, *SECONDS)}
     for entry in entries:
-        if not entry.holds(family, architecture, gpu):
+        if not entry.holds(family, architecture):
             continue
         if entry.name in FACTORS:
             found[entry.name] *= entry.value
         elif entry.name in SECONDS:
             found[entry.name] += entry.value
     clipped = {name: min(max(value, BOUNDS[name][0]), BOUNDS[name][1]) for name, value in found.items()}
-    widths = {name: _width(entries, name, family, architecture, gpu) for name in WIDTHS}
+    widths = {name: _width(entries, name, family, architecture) for name in WIDTHS}
     return RunCalibration(**clipped, **widths)
 
 
-def _width(entries: tuple[Constant, ...], name: str, family: str, architecture: str, gpu: str) -> float:
+def _width(entries: tuple[Constant, ...], name: str, family: str, architecture: str) -> float:
     """A width of `WIDTHS` for one group."""
     alike = [entry for entry in entries if entry.name == name]
-    here = [entry for entry in alike if entry.holds(family, architecture, gpu)]
+    here = [entry for entry in alike if entry.holds(family, architecture)]
     if not here:
         return max((entry.value for entry in alike), default=NEUTRAL[name])
-    narrowest = max(here, key=lambda e: sum(key != ANY for key in (e.family, e.architecture, e.gpu)))
+    narrowest = max(here, key=lambda e: sum(key != ANY for key in (e.family, e.architecture)))
     if narrowest.family == family:
         return narrowest.value
     own = [entry for entry in alike if entry.family == family]

@@ -200,47 +200,6 @@ class HardwareProfile(Spec):
         return next(iter(self.gpu.peak_flops.values())).value
 
 
-ALIKE = 0.06
-"""Largest relative difference of two figures of the same accelerator: boards report a little less memory than data sheets."""
-
-
-def _figures(profile: HardwareProfile) -> tuple[float, ...]:
-    gpu = profile.gpu
-    return gpu.memory.value, gpu.memory_bandwidth.value, gpu.power.value, profile.scale_up.bandwidth.value
-
-
-def known_gpu(profile: HardwareProfile) -> str:
-    """Name of the shipped accelerator that `profile` has, whatever it is called there; its own where nothing is like it.
-
-    Alike are accelerators of one architecture with as many multiprocessors whose memory, memory bandwidth, board power and
-    links to the others of a node differ by less than `ALIKE`; of several the closest.
-    """
-    if _shipped_gpu(profile.name) == profile.gpu.name:
-        return profile.gpu.name
-    own, found = _figures(profile), []
-    for name, chip, figures in _shipped_gpus():
-        if name == profile.gpu.name:
-            return name
-        if chip == (profile.gpu.architecture, profile.gpu.sm_count.value):
-            found.append((max(abs(a / b - 1.0) for a, b in zip(own, figures, strict=True)), name))
-    apart, name = min(found, default=(1.0, ""))
-    return name if apart <= ALIKE else profile.gpu.name
-
-
-@lru_cache(maxsize=256)
-def _shipped_gpu(profile: str) -> str:
-    """Name of the accelerator of the shipped profile of this name; "" where there is none."""
-    shipped = (data_dir("hardware_profiles") / f"{profile}.toml").is_file()
-    return load_hardware(profile).gpu.name if shipped else ""
-
-
-@lru_cache(maxsize=1)
-def _shipped_gpus() -> tuple[tuple[str, tuple[str, int], tuple[float, ...]], ...]:
-    """Name, (architecture, multiprocessors) and figures of the accelerator of every shipped profile."""
-    profiles = [read_profile(name, constants=False) for name in profile_names()]
-    return tuple((p.gpu.name, (p.gpu.architecture, p.gpu.sm_count.value), _figures(p)) for p in profiles)
-
-
 def profile_names() -> list[str]:
     """Names of the shipped hardware profiles."""
     return sorted(p.stem for p in data_dir("hardware_profiles").glob("*.toml"))
