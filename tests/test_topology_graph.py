@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from simpar.errors import InputError
 from simpar.specs.hardware import HardwareProfile, load_hardware, profile_names
+from simpar.topology.clos import fabric_shape
 from simpar.topology.cluster import Cluster
 from simpar.topology.describe import bisection_bytes_per_s, clusters_of, summary
-from simpar.topology.fabrics import fabric_shape
 from simpar.topology.graph import build_graph
 from simpar.topology.levels import levels
 from simpar.topology.scaleup import slice_shape

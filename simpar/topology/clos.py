@@ -1,8 +1,8 @@
 """The scale-out network as a Clos: NIC slots, leaves, spines, core, with every count and capacity by
 arithmetic.
 
-All switched fabrics are this shape with other numbers; fabrics/ has one small file for each. Links are
-one-way, and a link between two switch layers stands for all the cables between those two switches.
+All switched fabrics are this shape with other numbers (`fabric_shape`). Links are one-way, and a link between
+two switch layers stands for all the cables between those two switches.
 """
 
 from __future__ import annotations
@@ -18,6 +18,21 @@ carry.
 """
 
 PathChoice = Literal["destination", "hash"]
+
+RAILS = {"rail-optimized": True, "nvl-rack": True, "fat-tree": False, "roce-pod": False, "torus": False}
+"""Fabric -> whether each NIC slot of a node plugs into a leaf of its own; without rails all NICs of a node share a leaf.
+
+- rail-optimized (DGX SuperPOD): NIC i of every node of a scalable unit plugs into leaf i of that unit. Traffic between equal
+  local indices crosses one switch; to another index NCCL first moves over NVLink to the GPU on the destination's rail (PXN).
+  https://developer.nvidia.com/blog/doubling-all2all-performance-with-nccl-2-12/
+- nvl-rack (NVL72): NVLink joins the rack; leaf groups of the tree above are whole numbers of racks.
+- fat-tree: oversubscription thins the layers above the leaves.
+- roce-pod: Llama 3's three-tier RoCE (arXiv 2407.21783, section 3.3.1): a top-of-rack switch for 16 GPUs, cluster switches that
+  join 192 racks with full bisection, aggregation switches between pods at 1:7.
+- torus (TPU pods): inside a slice the torus of chips is the network (scaleup.py); the tree joins slices by host NICs.
+
+The others, single-switch and none, are one leaf group, however many nodes there are.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,3 +142,11 @@ def clos(hardware: HardwareProfile, num_nodes: int, *, rails: bool) -> ClosShape
         leaf_up = per_group * slots * slot_bw / leaves / fabric.oversubscription / spines
         spine_up = leaf_up * leaves * per_pod / fabric.pod_oversubscription if core else 0.0
     return ClosShape(num_nodes, slots, slot_bw, per_group, leaves, per_pod, spines, leaf_up, spine_up)
+
+
+def fabric_shape(hardware: HardwareProfile, num_nodes: int) -> ClosShape:
+    """The scale-out network of `num_nodes` nodes of `hardware`."""
+    if (rails := RAILS.get(hardware.fabric.kind)) is not None:
+        return clos(hardware, num_nodes, rails=rails)
+    slots, slot_bw = nic_slots(hardware)
+    return ClosShape(num_nodes, slots, slot_bw, num_nodes, 1, 1, 0, 0.0, 0.0)

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from simpar.errors import InputError
 from simpar.specs.hardware import HardwareProfile
-from simpar.topology.clos import ClosShape, PathChoice
-from simpar.topology.fabrics import fabric_shape
+from simpar.topology.clos import ClosShape, PathChoice, fabric_shape
 from simpar.topology.levels import check_capacity
 from simpar.topology.scaleup import ScaleUp, scale_up
 
