@@ -162,8 +162,8 @@ def scenario_file(options: RunOptions, out: Path) -> str:
         InputError: options are missing or wrong.
     """
     from simpar.api.first_plan import first_layout
-    from simpar.interop.scenario_text import toml_value
     from simpar.specs.scenario import make_scenario
+    from simpar.toml import toml_value
     from simpar.topology.mesh import Mesh
 
     table, _ = options.table(None)

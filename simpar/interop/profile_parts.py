@@ -16,6 +16,7 @@ from simpar.errors import InputError, Violation
 from simpar.interop.tune_collectives import CollectiveSeries, tune
 from simpar.specs.base import read_toml, validate
 from simpar.specs.hardware import HardwareProfile, load_hardware
+from simpar.toml import toml
 
 Table = dict[str, Any]
 
@@ -66,44 +67,13 @@ def measured(value: object, source: str, kind: str = "measured") -> Table:
     return {"value": value, "kind": kind, "source": source}
 
 
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
-    return '"' + "".join(c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}" for c in escaped) + '"'
+def _is_number(value: Mapping[str, Any]) -> bool:
+    return set(value) == {"value", "kind", "source"}
 
 
-def _key(name: str) -> str:
-    return name if name and all(c.isascii() and (c.isalnum() or c in "-_") for c in name) else _quoted(name)
-
-
-def _value(value: Any) -> str:
-    """One value; lists stay on a line, mappings inside them become inline tables."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items() if v is not None) + " }"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_value(v) for v in value) + "]"
-    return repr(value) if isinstance(value, int | float) else _quoted(str(value))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Mapping) and set(value) == {"value", "kind", "source"}
-
-
-def toml_of(table: Mapping[str, Any], prefix: str = "") -> str:
-    """`table` as TOML: plain fields first, then tables, then arrays of tables; None is left out."""
-    plain, tables = [], []
-    for name, value in table.items():
-        path = f"{prefix}.{_key(name)}" if prefix else _key(name)
-        if isinstance(value, Mapping) and not _is_number(value):
-            body = toml_of(value, path)
-            own = any(not isinstance(v, Mapping) or _is_number(v) for v in value.values() if v is not None)
-            tables.append((f"\n[{path}]\n" if own else "") + body)
-        elif isinstance(value, list | tuple) and value and all(isinstance(v, Mapping) for v in value):
-            tables += [f"\n[[{path}]]\n" + toml_of(v, path) for v in value]
-        elif value is not None:
-            plain.append(f"{_key(name)} = {_value(value)}\n")
-    return "".join([*plain, *tables])
+def toml_of(table: Mapping[str, Any]) -> str:
+    """`table` as TOML; a sourced number stays on its line."""
+    return toml(table, inline=lambda _, value: _is_number(value))
 
 
 def write_toml(table: Mapping[str, Any], path: Path, comment: str = "") -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from simpar.interop.scenario_text import toml_value
 from simpar.specs.base import field_texts, read_toml, validate
 from simpar.specs.hardware import HardwareProfile, included, profile_path
 from simpar.specs.scenario import apply_override
+from simpar.toml import toml_value
 
 _HEAD = """\
 # A hardware profile, written by `simpar profiles new --from {base}`: change what differs on your machine.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,21 +10,7 @@ from pydantic import BaseModel
 
 from simpar.specs.models_io import load_model, table_names
 from simpar.specs.scenario import Scenario
-
-
-def toml_value(value: Any) -> str:
-    """A value as TOML."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(toml_value(v) for v in value) + "]"
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{k} = {toml_value(v)}" for k, v in value.items() if v is not None) + " }"
-    raise TypeError(f"no TOML for {value!r}")
+from simpar.toml import toml
 
 
 def _differences(spec: BaseModel, keep: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -99,12 +84,8 @@ def scenario_text(scenario: Scenario) -> str:
 
 
 def table_text(table: dict[str, Any]) -> str:
-    """A raw scenario table as a TOML file."""
-    lines = [f"{k} = {toml_value(v)}" for k, v in table.items() if not isinstance(v, dict)]
-    for name, part in table.items():
-        if isinstance(part, dict):
-            lines += ["", f"[{name}]", *(f"{k} = {toml_value(v)}" for k, v in part.items() if v is not None)]
-    return "\n".join(lines) + "\n"
+    """A raw scenario table as a TOML file: tables inside its sections stay on their lines."""
+    return toml(table, inline=lambda depth, _: depth > 1)
 
 
-__all__ = ["model_text", "scenario_table", "scenario_text", "table_text", "toml_value"]
+__all__ = ["model_text", "scenario_table", "scenario_text", "table_text"]

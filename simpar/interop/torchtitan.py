@@ -12,13 +12,13 @@ from simpar.errors import InputError, Violation
 from simpar.interop.carried import carried
 from simpar.interop.launch import gpu_violations, rank_map, sbatch, torchrun, work_violations
 from simpar.interop.meaning import data_ranks, meaning, recompute_of, schedule_name, semantics, stage_counts
-from simpar.interop.scenario_text import toml_value
 from simpar.interop.torchtitan_import import CP_STYLES, read_config, schedule_names
 from simpar.interop.torchtitan_models import MAIN_ONLY, PLAIN_ONLY, Key, key_of, known_flavors
 from simpar.interop.torchtitan_recipe import compiled_parts, recipe
 from simpar.specs.architecture import TokenModel, has_experts
 from simpar.specs.counts import resolved_dp, resolved_etp
 from simpar.specs.scenario import Scenario
+from simpar.toml import toml_value
 
 Sections = dict[str, dict[str, Any]]
 _CONVERTERS = {"fp8": "float8", "fp8-rowwise": "float8", "mxfp8": "mx"}

@@ -17,6 +17,7 @@ from typing import Any
 
 from simpar.live import profile_cpu
 from simpar.live.store import CalibrationError, Record, Store, plain
+from simpar.toml import toml
 
 Table = dict[str, Any]
 GLOO_BASE_S = 120e-6
@@ -329,31 +330,9 @@ def _comment(facts: Facts, chosen: str) -> str:
     return "\n".join([*lines, *str(m.get("topology", "")).splitlines()])
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{k} = {_text(v)}" for k, v in value.items()) + " }"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_text(v) for v in value) + "]"
-    if isinstance(value, int | float):
-        return repr(value)
-    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in escaped) + '"'
-
-
-def toml_of(table: Mapping[str, Any], prefix: str = "") -> str:
-    """`table` as TOML: fields, then tables, then arrays of tables; a sourced number stays on its line."""
-    fields, tables = [], []
-    for key, value in table.items():
-        path = f"{prefix}.{key}" if prefix else key
-        if isinstance(value, Mapping) and "value" not in value and "tuned" not in value:
-            tables.append(f"\n[{path}]\n{toml_of(value, path)}")
-        elif isinstance(value, list) and value and isinstance(value[0], Mapping) and "head_dim" not in value[0]:
-            tables += [f"\n[[{path}]]\n{toml_of(row, path)}" for row in value]
-        else:
-            fields.append(f"{key} = {_text(value)}\n")
-    return "".join([*fields, *tables])
+def toml_of(table: Mapping[str, Any]) -> str:
+    """`table` as TOML; a sourced number, a tuned kernel and a measured attention stay on their lines."""
+    return toml(table, inline=lambda _, value: not value.keys().isdisjoint(("value", "tuned", "head_dim")))
 
 
 _SAME = ("collective", "ranks", "nodes", "bytes")

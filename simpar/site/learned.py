@@ -18,6 +18,7 @@ from simpar.site.observed import NEUTRAL, Observed, Unused, evidence_of, observe
 from simpar.site.posterior import FACTORS, FREEDOM, TENTH_OF_T, FloatArray, Posterior, Prior, learn
 from simpar.specs.calibration import SITE_FACTORS, constant
 from simpar.specs.site import TENTH, Kind, Site, SiteFact, SiteKind, SiteRun
+from simpar.toml import toml_value
 
 MOVED: Final = 0.08
 """Change of a step's logarithm beyond which the runs are simulated again around the factors found."""
@@ -208,8 +209,8 @@ def as_toml(site: Site) -> str:
     """site.toml, readable."""
     lines = [
         "# Written by `simpar adapt`; use it with --site, or as `site = \"...\"` in a scenario. docs/site.md says what it holds.",
-        f"name = {_text(site.name)}",
-        *([f"group = {_text(site.group)}"] if site.group else []),
+        f"name = {toml_value(site.name)}",
+        *([f"group = {toml_value(site.group)}"] if site.group else []),
         *(f"{name} = {value:.6g}" for name, value in site.factors.items()),
     ]  # fmt: skip
     if site.covariance is not None:
@@ -222,19 +223,21 @@ def as_toml(site: Site) -> str:
         sizes = (f"{key} = {value:.12g}" for key, value in zip(list(Kind.model_fields)[:4], kind.sizes, strict=True))
         degrees = (f"{key} = {value}" for key, value in zip(list(Kind.model_fields)[5:9], kind.degrees, strict=True))
         last = f"microbatch_s = {kind.microbatch_s:.8g}"
-        lines += ["", "[[kinds]]", f"factor = {kind.factor:.6g}", *sizes, f"precision = {_text(kind.precision)}", *degrees, last]
+        lines += [
+            "",
+            "[[kinds]]",
+            f"factor = {kind.factor:.6g}",
+            *sizes,
+            f"precision = {toml_value(kind.precision)}",
+            *degrees,
+            last,
+        ]
     for told in site.facts:
-        lines += ["", "[[facts]]", f"fact = {_text(told.fact)}", f"factor = {told.factor:.6g}"]
+        lines += ["", "[[facts]]", f"fact = {toml_value(told.fact)}", f"factor = {told.factor:.6g}"]
     for run in site.runs:
         seconds = (f"{key} = {getattr(run, key):.8g}" for key in ("measured_s", "before_s", "after_s", "weight"))
-        lines += ["", "[[runs]]", f"id = {_text(run.id)}", *seconds]
+        lines += ["", "[[runs]]", f"id = {toml_value(run.id)}", *seconds]
     return "\n".join(lines) + "\n"
-
-
-def _text(value: str) -> str:
-    import json
-
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
 
 
 __all__ = ["Adapted", "adapt", "as_toml", "memory_of_site", "shipped_prior", "write_site"]

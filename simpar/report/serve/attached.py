@@ -19,9 +19,9 @@ from typing import Any, Final
 
 from simpar.errors import InputError, Violation
 from simpar.report.serve.fields import FIELDS, Value
-from simpar.report.toml import toml
 from simpar.specs.base import read_toml, validate
 from simpar.specs.hardware import HardwareProfile, included, profile_path
+from simpar.toml import toml
 from simpar.units import parse
 
 MOST_PACKED: Final = 12_000

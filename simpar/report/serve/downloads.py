@@ -13,11 +13,11 @@ from simpar.report.serve.attached import GPU_FIELDS
 from simpar.report.serve.fields import AS_WRITTEN
 from simpar.report.serve.state import Bases
 from simpar.report.step_html import step_page
-from simpar.report.toml import toml
 from simpar.specs.hardware import profile_names
 from simpar.specs.models_io import model_names
 from simpar.specs.scenario import Scenario
 from simpar.step import simulate
+from simpar.toml import toml
 
 NO_FLAGS = "this page was started without an exporter of launch flags"
 """Why the button for launch flags is off, where it is."""
