@@ -380,10 +380,3 @@ def _said(error: Exception) -> str:
         return f"{error} is missing"
     text = str(error).strip().splitlines()
     return f"holds a value that cannot be read ({text[0][:160] if text else type(error).__name__})"
-
-
-__all__ = [
-    "MOST_BYTES", "MOST_CONFIG_BYTES", "MOST_DEPTH", "MOST_NODES", "check_depth", "encoding_of", "parse_json", "parse_toml",
-    "parse_yaml", "read_bytes", "read_csv", "read_json", "read_json_lines", "read_records", "read_text", "reader", "text_of",
-    "toml_value",
-]  # fmt: skip

@@ -111,6 +111,3 @@ def _microbatches(scenario: Scenario, probe: Probe) -> tuple[int, ...]:
         right = "another batch, or plan.replica_microbatches"
         raise InputError([Violation("training.global_batch_size", training.global_batch_size, rule, right, scenario.file)])
     return shared
-
-
-__all__ = ["Probe", "decided"]

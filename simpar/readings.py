@@ -291,18 +291,3 @@ def with_readings(table: dict[str, Any], answer: Open | None) -> dict[str, Any]:
     for name in set(uncertain) & set(rates):
         uncertain[name] = {"low": moved[name] * step.seconds / step.high, "high": moved[name] * step.seconds / step.low}
     return {**table, **moved, "uncertainty": uncertain, "readings": answer.as_json()}
-
-
-__all__ = [
-    "Estimate",
-    "Open",
-    "Outcome",
-    "Reading",
-    "Spread",
-    "fit_probability",
-    "mixture",
-    "outcome_of",
-    "simulate_open",
-    "spread_over",
-    "with_readings",
-]

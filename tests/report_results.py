@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from simpar.result.interpret import interpret
 from simpar.result.result import Result
 from simpar.specs.base import data_dir
 from simpar.specs.scenario import Scenario, read_scenario
-from simpar.step import interpret, prepare, run
+from simpar.step import prepare, run
 
 SMALL_70B = ("training.global_batch_size=16",)
 

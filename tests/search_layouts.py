@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from simpar.result.interpret import interpret
 from simpar.result.result import Result
 from simpar.searching.choice import Choice
 from simpar.searching.request import make_space
 from simpar.searching.space import Space
 from simpar.specs.options import RunOptions
-from simpar.step import interpret, prepare, run
+from simpar.step import prepare, run
 
 SMALL = (
     "zero_stage=1", "shard_size=none", "schedule=1f1b,interleaved", "virtual_stages=1,2", "tp=1,2,4", "pp=1,2,4",

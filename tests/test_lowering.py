@@ -11,9 +11,10 @@ from simpar.engine.longest_path import longest_path
 from simpar.parallel.keys import Compute, OptimizerStep, Send
 from simpar.program.lower import _Lowering
 from simpar.program.program import COMPUTE_KINDS, OpKind, PriceTable, Program
+from simpar.result.interpret import interpret
 from simpar.schedules import SCHEDULES
 from simpar.specs.scenario import Scenario, make_scenario
-from simpar.step import interpret, prepare, run
+from simpar.step import prepare, run
 
 
 def scenario(

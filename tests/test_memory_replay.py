@@ -10,9 +10,10 @@ import pytest
 
 from simpar.engine.longest_path import longest_path
 from simpar.parallel.lifetimes import lifetimes
-from simpar.result.allocations import passes_of, rank_events, until_steady
+from simpar.result.allocations import passes_of
 from simpar.result.allocator import HOST_AHEAD, HOST_WAITS, AllocatorRules, replay
 from simpar.result.interpret import interpret
+from simpar.result.requests import rank_events, until_steady
 from simpar.result.result import Result
 from simpar.specs.scenario import make_scenario
 from simpar.step import prepare

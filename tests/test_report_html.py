@@ -29,8 +29,9 @@ from simpar.report.gantt import WAITS, gantt, lanes_of, rectangles, thinned, wai
 from simpar.report.shown import shown_roles
 from simpar.report.step_html import step_page, write_html
 from simpar.result.accounting import account
+from simpar.result.interpret import interpret
 from simpar.result.result import Result
-from simpar.step import interpret, prepare, run, simulate
+from simpar.step import prepare, run, simulate
 
 CHROMIUM = next((p for p in ("/usr/bin/chromium", shutil.which("chromium")) if p and Path(p).exists()), None)
 CASES = pytest.mark.parametrize(("stem", "detail", "overrides"), EVERY, ids=[f"{s}-{d}" for s, d, _ in EVERY])

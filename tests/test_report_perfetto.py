@@ -21,9 +21,10 @@ from simpar.report.ledger import price_terms
 from simpar.report.perfetto import memory_changes, trace, write_trace
 from simpar.report.shown import is_expanded, shown_roles
 from simpar.report.streams import ordered_streams
+from simpar.result.interpret import interpret
 from simpar.result.memory import CATEGORIES, RankMemory
 from simpar.result.result import Result
-from simpar.step import interpret, prepare, run
+from simpar.step import prepare, run
 
 Event = dict[str, Any]
 NS = 1e-9

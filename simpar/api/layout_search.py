@@ -185,5 +185,3 @@ _DECIDED = frozenset((
     "embedding_alone", "layers_per_stage", "recompute", "zero_stage", "shard_size", "reshard_after_forward",
     "overlap_grad_reduce", "overlap_param_gather", "offload",
 ))  # fmt: skip
-
-__all__ = ["LayoutSearch", "framework_of", "proof"]

@@ -78,6 +78,3 @@ def measured_nearby(scenario: Scenario) -> int:
     counted: Mapping[str, int] = _counted().get(combination(scenario.framework, plan, training), {})
     # Profiles are read of the few machines alone that have run it.
     return sum(count for name, count in counted.items() if _architecture(name) == scenario.hardware.gpu.architecture)
-
-
-__all__ = ["combination", "measured_nearby"]

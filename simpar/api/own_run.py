@@ -137,6 +137,3 @@ def _json_lines(text: str, name: str) -> list[dict[str, Any]] | None:
             raise InputError(f"{name}, line {number}: a run has one of {', '.join(MEASURES)}")
         found.append(row)
     return found
-
-
-__all__ = ["OwnRun", "own_run"]

@@ -82,6 +82,3 @@ def adapt(
     rows = [run_at(each, f"row {index + 1}") for index, each in enumerate(given) if isinstance(each, Mapping)]
     found = [*runs_in(files, hardware), *rows]
     return SiteResult(learned(found, name=name, workers=workers, progress=progress))
-
-
-__all__ = ["SiteResult", "adapt"]

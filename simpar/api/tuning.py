@@ -351,6 +351,3 @@ def _learn(state: Tuning) -> None:
     rows = [{"id": t.folder, "scenario": tables[t.layout], "step_time_s": t.measured_s} for t in state.trials if t.measured_s]
     if rows:
         write_site(adapt([run_at(row, str(row["id"])) for row in rows], name=state.folder.name).site, state.folder / "site.toml")
-
-
-__all__ = ["Trial", "Tuning", "axes_of", "tune"]

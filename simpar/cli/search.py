@@ -183,6 +183,3 @@ def improve(
     else:
         search_view.show(search_view.improve_report(found))
     raise typer.Exit(0 if found.singles or found.doubles or found.today.fits else 1)
-
-
-__all__ = ["improve", "search"]

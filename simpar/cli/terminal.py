@@ -51,6 +51,3 @@ def described(error: OSError) -> str:
     """What the system does not let us do, on one line."""
     reason = error.strerror or str(error) or type(error).__name__
     return f"{error.filename}: {reason}" if error.filename else f"the output cannot be written: {reason}"
-
-
-__all__ = ["described", "flush", "prepare", "silence"]

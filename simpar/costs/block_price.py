@@ -297,6 +297,3 @@ def without_hidden(price: BlockPrice, hidden: float) -> BlockPrice:
     terms = tuple((name, seconds * (left if name == "ep" else 1.0)) for name, seconds in price.terms)
     spread = tuple((n, up * (left if n == "ep" else 1.0), down * (left if n == "ep" else 1.0)) for n, up, down in price.spread)
     return replace(price, seconds=price.seconds - hidden * wait, terms=terms, spread=spread)
-
-
-__all__ = ["BlockPrice", "hidden_share", "merges", "price_list", "price_pair", "segments", "without_hidden", "worst"]

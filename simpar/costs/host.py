@@ -179,6 +179,3 @@ def _checks_s(layout: Layout, price: BlockPrice, phase: str) -> float:
     if layout.gathers_by_layer:
         found += (1 if phase == "F" else 2) * check_seconds(layout.placement("shard").size)
     return found
-
-
-__all__ = ["HostTimes", "launch_gaps", "launch_seconds", "least_launches", "passes_join", "runs_ahead"]

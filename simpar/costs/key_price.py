@@ -115,6 +115,3 @@ def unpacking_s(key: Gather, layout: Layout, work: Callable[[Work], Price]) -> f
     copies = work(MemoryWork("copy", parameters * spec.data.gather_copy_bytes)).seconds * layout.calibration.memory
     pieces = parameters / tensor_parameters(layout) * layout.shard_ranks
     return max(copies, pieces * spec.host.launch_s * layout.calibration.host)
-
-
-__all__ = ["KeyPrice", "handled", "scaled", "unpacking_s"]

@@ -86,6 +86,3 @@ class MixedPricer:
     def exchange_share(self, key: BlockOp) -> float:
         """Of an op's work, what `key` stands for."""
         return self.at(self.layout.ranks[key.stage]).exchange_share(key)
-
-
-__all__ = ["MixedPricer"]

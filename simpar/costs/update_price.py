@@ -144,6 +144,3 @@ def _matrix_gathers(layout: Layout, found: Sequence[Matrix], work: Pricing, *, e
     if layout.plan.zero_stage < 3 or not amount or _shards(layout)[expert] == 1:
         return []
     return [work(Collective("all_gather", amount, group)) for _ in ("momenta", "updates")]
-
-
-__all__ = ["HOST_ADAM_BYTES_PER_S", "update_price"]

@@ -307,6 +307,3 @@ def _slowed_by_several(start: FloatArray, work: FloatArray, queues: list[Queue])
         if not left.any():
             break
     return now + left
-
-
-__all__ = ["makespans", "timeline"]

@@ -115,6 +115,3 @@ class Kernel:
     bare: bool = False
     each_group: tuple[int, int] = (0, 0)
     copied: tuple[float, float] = (0.0, 0.0)
-
-
-__all__ = ["HALF", "Axes", "Kept", "Kernel", "KernelPlan", "Traffic"]

@@ -70,6 +70,3 @@ def literal_words(text: str, file: str = "") -> list[str]:
         raise InputError([Violation("script", file or "-", f"is no command line ({error})", RUN_HINT)]) from None
     best = max(lines, key=lambda words: sum(w.startswith("--") for w in words), default=[])
     return [*before, *best]
-
-
-__all__ = ["RUN_HINT", "literal_words", "options"]

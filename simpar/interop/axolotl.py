@@ -128,6 +128,3 @@ def export(scenario: Scenario) -> dict[str, str]:
     if huggingface.uses_deepspeed(scenario):
         files["deepspeed.json"] = json.dumps(huggingface.deepspeed_config(scenario), indent=2) + "\n"
     return files
-
-
-__all__ = ["configuration", "export", "violations"]

@@ -290,6 +290,3 @@ def _same_model(read: Scenario, name: str) -> bool:
 def _without_none(table: dict[str, Any]) -> dict[str, Any]:
     """Fields that are none are left out, so that their default (none) holds."""
     return {k: _without_none(v) if isinstance(v, dict) else v for k, v in table.items() if v is not None}
-
-
-__all__ = ["Imported", "Reading", "carried", "settled", "settled_on_gpus"]

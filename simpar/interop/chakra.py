@@ -294,6 +294,3 @@ def write(scenario: Scenario, out: Path) -> list[Path]:
 def _file(graph: Graph, rank: int, groups: dict[tuple[int, ...], int], peers: Peers) -> Iterator[bytes]:
     for body in (_bytes(1, b"0.0.4"), *(message(node, rank, groups, peers) for node in graph.nodes)):
         yield varint(len(body)) + body
-
-
-__all__ = ["COLL", "COMP", "RECV", "SEND", "TYPES", "Graph", "Node", "calls_of", "graphs", "varint", "write"]

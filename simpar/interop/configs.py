@@ -99,6 +99,3 @@ def _json(text: str, path: Path, outside: dict[str, Any], more: dict[str, Any]) 
     if isinstance(table, dict) and "parallelism" in table and "training" in table:
         return torchtitan_import.load_dumped(table, text, file=str(path), **outside)
     return load_deepspeed(text, file=str(path), **outside, **more)
-
-
-__all__ = ["YAML", "load_config", "load_megatron"]

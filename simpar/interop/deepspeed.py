@@ -245,6 +245,3 @@ def export(scenario: Scenario) -> dict[str, str]:
         "deepspeed.sbatch": sbatch(scenario, "bash deepspeed.sh", "deepspeed"),
         "rank_map.csv": rank_map(scenario),
     }
-
-
-__all__ = ["FACTS", "PLAIN", "SAID", "configuration", "export", "notes", "violations"]

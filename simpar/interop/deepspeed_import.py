@@ -138,6 +138,3 @@ def _reading(table: dict[str, Any], file: str, model: str, length: int) -> Readi
 
     reading.finish = finish
     return reading
-
-
-__all__ = ["layout", "load", "not_read"]

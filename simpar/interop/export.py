@@ -114,6 +114,3 @@ def write_files(files: dict[str, str], out: Path, field: str = "--out") -> list[
         rule = f"cannot be written: {error.strerror or error}"
         raise InputError([Violation(field, str(out), rule, "name a folder, or a file that may be replaced")]) from None
     return list(targets)
-
-
-__all__ = ["FORMATS", "Exporter", "check_model", "export_files", "not_launched", "run_files", "write_files"]

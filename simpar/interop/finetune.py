@@ -119,22 +119,3 @@ def replicas_and_shards(scenario: Scenario) -> tuple[int, int]:
         return dp, 1
     shards = (plan.shard_size or data_ranks(scenario)) // plan.cp
     return dp // max(shards, 1), max(shards, 1)
-
-
-__all__ = [
-    "ALL",
-    "ATTENTION",
-    "HUB",
-    "LIGER",
-    "LIGER_KEYS",
-    "QV",
-    "accumulation",
-    "data_comment",
-    "fine_tunes",
-    "hub_name",
-    "lora_modules",
-    "preset_of",
-    "replicas_and_shards",
-    "rules",
-    "whole_sequences",
-]

@@ -388,6 +388,3 @@ def _finish(raw: dict[str, Any], world: int, accumulation: int) -> None:
         plan["zero_stage"] = 0
     plan["dp"] = dp
     training["global_batch_size"] = training["micro_batch_size"] * accumulation * dp
-
-
-__all__ = ["DIALECTS", "dialect_of", "load"]

@@ -54,6 +54,3 @@ def _value(values: Sequence[str]) -> Any:
     values = values[:end]
     found = [parse_yaml(v, "a flag") for v in values]
     return True if not found else found[0] if len(found) == 1 else found
-
-
-__all__ = ["load_words"]

@@ -166,6 +166,3 @@ def _flags(t: dict[str, Any], file: str) -> dict[str, list[str]]:
     if t.get("vocab_size"):
         flags["padded-vocab-size"] = [str(t["vocab_size"])]
     return flags
-
-
-__all__ = ["load"]

@@ -193,15 +193,3 @@ def export(scenario: Scenario) -> dict[str, str]:
     if uses_deepspeed(scenario):
         files["deepspeed.json"] = json.dumps(deepspeed_config(scenario), indent=2) + "\n"
     return files
-
-
-__all__ = [
-    "OPTIMIZERS",
-    "accelerate_config",
-    "deepspeed_config",
-    "export",
-    "sft_arguments",
-    "training_arguments",
-    "uses_deepspeed",
-    "violations",
-]

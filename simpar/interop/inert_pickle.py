@@ -137,6 +137,3 @@ def _zipped(path: Path, expected: str) -> bytes:
             return archive.read(entry)
     except (zipfile.BadZipFile, OSError, RuntimeError, NotImplementedError) as error:
         raise InputError(f"{path}: damaged archive ({error}); expected {expected}") from None
-
-
-__all__ = ["Inert", "load_inert", "load_plain"]

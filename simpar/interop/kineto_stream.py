@@ -159,6 +159,3 @@ class _Scanner:
             if not isinstance(event, dict):
                 raise InputError(f"{self.path}: traceEvents holds a value that is no event; expected {EXPECTED}")
             return event
-
-
-__all__ = ["EXPECTED", "Head", "stream"]

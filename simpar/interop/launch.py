@@ -108,15 +108,3 @@ def rank_map(scenario: Scenario) -> str:
         columns[name] = place
     rows = np.stack(list(columns.values()), axis=1).tolist()
     return "\n".join([",".join(columns), *(",".join(map(str, row)) for row in rows)]) + "\n"
-
-
-__all__ = [
-    "WORK",
-    "documents_text",
-    "gpu_violations",
-    "nodes_and_gpus",
-    "rank_map",
-    "sbatch",
-    "torchrun",
-    "work_violations",
-]

@@ -44,6 +44,3 @@ def load(
             if place.is_file():
                 return load_config(place, hardware=hardware, num_nodes=num_nodes, accept=accept)
     return of_words(words, text=text, file=str(script), hardware=hardware, num_nodes=num_nodes, accept=accept)
-
-
-__all__ = ["load"]

@@ -186,9 +186,3 @@ def model_meaning(scenario: Scenario) -> dict[str, Any]:
         if not model.extra:
             found["max_position_embeddings"] = None
     return {f"model.{name}": value for name, value in found.items()}
-
-
-__all__ = [
-    "DESCRIPTIVE", "data_ranks", "meaning", "model_meaning", "plan_meaning", "recompute_of", "schedule_name",
-    "semantics", "stage_counts",
-]  # fmt: skip

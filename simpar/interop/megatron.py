@@ -300,6 +300,3 @@ def export(scenario: Scenario) -> dict[str, str]:
         "megatron.sbatch": sbatch(scenario, "bash megatron.sh", "megatron"),
         "rank_map.csv": rank_map(scenario),
     }
-
-
-__all__ = ["export", "flags", "launch_script", "violations"]

@@ -148,6 +148,3 @@ def _states(table: Mapping[str, Any]) -> dict[str, Any]:
 def _dtype(value: Any) -> str | None:
     name = str(_plain(value)).removeprefix("torch.")
     return {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}.get(name)
-
-
-__all__ = ["arguments", "load", "printed_in"]

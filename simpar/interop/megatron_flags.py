@@ -172,6 +172,3 @@ class Flags:
                 self.warnings.append(f"{', '.join(known[:12])}: not in the scenario; the step may differ")
         else:
             self.warnings += [f"{text}: not in the scenario; the step may differ" for text in others]
-
-
-__all__ = ["STRUCTURAL", "Flags"]

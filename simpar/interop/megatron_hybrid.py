@@ -249,6 +249,3 @@ def same_steps(model: ArchitectureSpec) -> Any:
         found.append(table)
     stack = model.stacks[0]
     return [stack.hidden_size, stack.norm, stack.final_norm, found]
-
-
-__all__ = ["SPEC", "chunk_differs", "hybrid_flags", "read_hybrid", "same_steps", "steps_of", "steps_per_stage", "violations"]

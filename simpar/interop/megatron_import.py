@@ -303,6 +303,3 @@ def _optimizer(f: Flags) -> dict[str, Any]:
         f.warnings.append(f"--optimizer {name}: taken as adam")
     found = known.get(name, "adamw")
     return {"optimizer": "adamw-bf16-moments" if found == "adamw" and moments == ("bf16", "bf16") else found}
-
-
-__all__ = ["CP_STYLES", "load", "of_flags", "of_reading", "of_words", "read_options"]

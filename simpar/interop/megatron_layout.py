@@ -73,6 +73,3 @@ def counts_of_ends(layers: int, pp: int, v: int, first: int, last: int) -> list[
     if last >= 0:
         ranks[-1] = last
     return [ranks[rank] // v for _ in range(v) for rank in range(pp)]
-
-
-__all__ = ["counts_of_ends", "expand", "layers_from_layout", "layout_text"]

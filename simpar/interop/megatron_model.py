@@ -344,6 +344,3 @@ def _product(text: str, at: int) -> tuple[list[int], int]:
             raise ValueError(text)
         found, at = found * int(match[0]), match.end()
     return found, at
-
-
-__all__ = ["layer_bits", "model_flags", "read_model", "vocabulary_flags"]

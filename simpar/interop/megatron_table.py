@@ -149,6 +149,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str) and value.startswith("torch."):
         return value.removeprefix("torch.")
     return value
-
-
-__all__ = ["arguments_in", "arguments_of_checkpoint", "flags_of", "printed_value"]

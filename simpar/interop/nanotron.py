@@ -207,6 +207,3 @@ def export(scenario: Scenario) -> dict[str, str]:
 def _unsaid(scenario: Scenario) -> frozenset[str]:
     kernel = {"training.attention_kernel"} if scenario.training.attention_kernel in ("auto", "fa2") else set()
     return _FACTS | kernel
-
-
-__all__ = ["configuration", "export", "violations", "yaml_text"]

@@ -242,6 +242,3 @@ def load(
         InputError: no such configuration, or rules that the scenario breaks; all together.
     """
     return settled_on_gpus(read_config(text, file, accept), text, file, {"hardware": hardware, "num_nodes": num_nodes})
-
-
-__all__ = ["DTYPES", "ENGINES", "SHAPE", "cost_split", "load", "placement", "read_config"]

@@ -79,6 +79,3 @@ def _settled(value: Any, path: str, file: str) -> Any:
     if re.fullmatch(r"-?\d+", text):
         return int(text)
     return {"true": True, "false": False, "null": None, "": None}.get(text.lower(), text)
-
-
-__all__ = ["load"]

@@ -74,6 +74,3 @@ def model_named(text: str, path: str, file: str) -> Any:
         return name
     right = f"a folder with its config.json, or a shipped model such as {', '.join(list(model_names())[:4])}"
     raise InputError([Violation(path, text, "is no model known here", right, file)])
-
-
-__all__ = ["model_named", "nested", "preset", "unresolved", "whole"]

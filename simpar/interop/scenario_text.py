@@ -86,6 +86,3 @@ def scenario_text(scenario: Scenario) -> str:
 def table_text(table: dict[str, Any]) -> str:
     """A raw scenario table as a TOML file: tables inside its sections stay on their lines."""
     return toml(table, inline=lambda depth, _: depth > 1)
-
-
-__all__ = ["model_text", "scenario_table", "scenario_text", "table_text"]

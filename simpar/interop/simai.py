@@ -119,6 +119,3 @@ def _segments(priced: Priced, ops: list[tuple[int, float, object]]) -> list[Segm
 
 def _type(name: str, dimension: str) -> str:
     return _TYPES.get(name, "ALLREDUCE") + _SUFFIX.get(dimension, "")
-
-
-__all__ = ["Segment", "export"]

@@ -44,6 +44,3 @@ def _allowed(plan: PlanSpec, counts: Sequence[int]) -> bool:
             and (plan.embedding_alone or (sum(counts) + less) % len(counts) == 0)
         )
     return min(counts) >= 1
-
-
-__all__ = ["split_fields"]

@@ -157,6 +157,3 @@ def flags_words(started: Started, path: Path) -> list[str]:
             [Violation("--run", str(path), rule, f"a script that starts training{skipped}; --var NAME=VALUE sets what it reads")]
         )
     return words
-
-
-__all__ = ["LAUNCHERS", "Started", "flags_words", "run_script"]

@@ -268,6 +268,3 @@ def export(scenario: Scenario) -> dict[str, str]:
         "torchtitan.sbatch": sbatch(scenario, "bash torchtitan.sh", "torchtitan"),
         "rank_map.csv": rank_map(scenario),
     }
-
-
-__all__ = ["configuration", "export", "violations"]

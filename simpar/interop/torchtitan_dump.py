@@ -60,6 +60,3 @@ def _checkpointing(section: Any) -> dict[str, Any]:
         return {"mode": "memory_budget"}
     by_operation = {"mode": "selective", "selective_ac_option": "op"}
     return by_operation if "force_recompute_mm_shapes_by_fqns" in section else {"mode": "full"}
-
-
-__all__ = ["renamed"]

@@ -365,6 +365,3 @@ class _Batch:
         if self.pipeline and self.whole > self.local * dp:
             text = f"global_batch_size {self.whole} takes several pipeline flushes a step: taken as one"
             self.warnings += [] if text in self.warnings else [text]
-
-
-__all__ = ["CP_STYLES", "load", "load_dumped", "read_config", "schedule_names"]

@@ -163,6 +163,3 @@ def _flavor_shape(key: Key) -> dict[str, Any]:
 def known_flavors(exported: bool = True) -> list[str]:
     """Names and flavors, for messages."""
     return [f"{name} {flavor}" for name, flavor in _FLAVORS if not exported or name not in _GONE]
-
-
-__all__ = ["MAIN_ONLY", "PLAIN_ONLY", "Key", "dense_qwen35", "find_key", "key_of", "known_flavors", "model_of", "model_table"]

@@ -138,6 +138,3 @@ def _arguments(fields: dict[str, Any], indent: int) -> str:
         else:
             lines.append(f"{name}={value!r},")
     return textwrap.indent("\n".join(lines), " " * indent)
-
-
-__all__ = ["COMMIT", "limits", "recipe"]

@@ -149,6 +149,3 @@ def export(scenario: Scenario) -> dict[str, str]:
         "torchtune.sbatch": sbatch(scenario, "bash torchtune.sh", "torchtune"),
         "rank_map.csv": rank_map(scenario),
     }
-
-
-__all__ = ["OPTIMIZERS", "configuration", "export", "recipe_name", "violations"]

@@ -147,6 +147,3 @@ def _finish(raw: dict[str, Any], world: int, accumulation: int, replicas: int) -
     if world == 1 and "offload" in plan:
         plan["offload"] = {"activations": plan["offload"].get("activations", 0.0)}
     training["global_batch_size"] = training["micro_batch_size"] * accumulation * dp
-
-
-__all__ = ["load"]

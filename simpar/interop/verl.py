@@ -117,6 +117,3 @@ def _megatron(table: dict[str, Any], file: str) -> dict[str, Any]:
     granularity = nested(config, "override_transformer_config.recompute_granularity")
     plan["recompute"] = granularity if granularity in ("full", "selective") else "none"
     return {"framework": "megatron-core", "plan": plan}
-
-
-__all__ = ["load"]

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from simpar.live.measure import BATCH_S, LEAST, MOST, Case, Clock, timing_of, torch_module
+from simpar.live.device import torch_module
+from simpar.live.measure import BATCH_S, LEAST, MOST, Case, Clock, timing_of
 from simpar.live.store import CalibrationError
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv")

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from simpar.live.measure import Case, torch_module
+from simpar.live.device import torch_module
+from simpar.live.measure import Case
 
 DIRECTIONS = ("forward", "dgrad", "wgrad", "wgrad_accumulate")
 FP8 = ("fp8", "fp8_row")

@@ -17,8 +17,8 @@ from typing import Any
 
 from simpar.host import busy_s, usable_cores
 from simpar.live.bench_collectives import Group
-from simpar.live.device import Device
-from simpar.live.measure import MOST, NARROW, Clock, timing_of, today, torch_module
+from simpar.live.device import Device, torch_module
+from simpar.live.measure import MOST, NARROW, Clock, timing_of, today
 from simpar.live.store import Record
 
 CHUNK = 3

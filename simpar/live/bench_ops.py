@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from simpar.live.bench_gemm import torch_dtype
-from simpar.live.measure import Case, torch_module
+from simpar.live.device import torch_module
+from simpar.live.measure import Case
 
 Call = Callable[[], object]
 GPU_ATTENTION = ((1, 4096, 4096, 32, 8, 128), (1, 8192, 8192, 32, 8, 128), (1, 8192, 8192, 8, 1, 128), (4, 2048, 2048, 16, 16, 64))

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from simpar.live.bench_gemm import operand_bytes, product, torch_dtype
-from simpar.live.device import Device
-from simpar.live.measure import Case, torch_module
+from simpar.live.device import Device, torch_module
+from simpar.live.measure import Case
 from simpar.live.store import CalibrationError
 
 Call = Callable[[], object]

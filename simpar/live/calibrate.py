@@ -17,8 +17,8 @@ from pathlib import Path
 from simpar.host import join_slurm, leave, pin
 from simpar.live import bench_collectives, bench_gemm, bench_host, bench_ops, bench_shapes, profile_out
 from simpar.live.bench_collectives import Group
-from simpar.live.device import Device, Telemetry, telemetry
-from simpar.live.measure import HEAT_S, Case, Clock, heat, machine, measure, measure_sustained, record_of, timing_of, torch_module
+from simpar.live.device import Device, Telemetry, telemetry, torch_module
+from simpar.live.measure import HEAT_S, Case, Clock, heat, machine, measure, measure_sustained, record_of, timing_of
 from simpar.live.store import CalibrationError, Record, Store
 
 COLLECTIVE_SHARE = 0.5

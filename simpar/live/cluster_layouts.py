@@ -225,5 +225,3 @@ DEFAULT: Final[dict[int, Sequence[str]]] = {
         "ep2dp2tp2sp", "mlp-dp4", "mlp-tp4", "mlp-pp4"),
 }  # fmt: skip
 """Processes -> layouts that are run where none are named."""
-
-__all__ = ["DEFAULT", "LayoutError", "RunLayout", "impossible", "layout_of", "parse_layout", "parse_layouts"]

@@ -24,10 +24,10 @@ from simpar.parallel.layout import Layout
 from simpar.parallel.traffic import send_collectives, state_collectives
 from simpar.parallel.work import AttentionWork, Collective, ExpertExchange, LocalOp
 from simpar.program.program import COMPUTE_KINDS, FloatArray, OpKind, Program
-from simpar.result.interpret import interpret
+from simpar.result.interpret import Priced, interpret
 from simpar.specs.calibration import uncalibrated
 from simpar.specs.scenario import Scenario, make_scenario
-from simpar.step import Priced, cost_models, prepare
+from simpar.step import cost_models, prepare
 from simpar.topology.placement import GroupPlacement
 
 _PIPELINE = (OpKind.FORWARD, OpKind.BACKWARD, OpKind.INPUT_GRADIENT, OpKind.WEIGHT_GRADIENT, OpKind.OVERLAPPED,

@@ -20,8 +20,6 @@ from typing import Any
 from simpar.live.device import Device, Telemetry, torch_module
 from simpar.live.store import Record, plain
 
-__all__ = ["Case", "Clock", "Timing", "machine", "measure", "record_of", "timing_of", "today", "torch_module"]
-
 NARROW = 0.03
 """Half width of the 80 % interval over the median from which a time is well known."""
 LEAST, MOST = 5, 200

@@ -84,6 +84,3 @@ def _sharable(branch: BranchSpec) -> Iterator[tuple[object, int, bool]]:
     indexer = getattr(branch, "indexer", None)
     if isinstance(indexer, IndexerSpec):
         yield "choice", indexer.top_k // indexer.block * INDEX_ELEMENTS, indexer.owned
-
-
-__all__ = ["boundary_elements"]

@@ -42,6 +42,3 @@ def site_of(scenario: Scenario) -> Site | None:
     """What was learned from the cluster's own runs, where they had the scenario's framework and GPU."""
     found = scenario.learned
     return found if found is not None and found.group in ("", group_of(scenario)) else None
-
-
-__all__ = ["group_of", "kind_of", "of_jobs", "site_of"]

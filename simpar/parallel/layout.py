@@ -395,6 +395,3 @@ class Layout(Job):
 def recomputed_flops(layout: Layout) -> float:
     """FLOPs per step that recomputation repeats (causal attention halved)."""
     return sum(block.repeated_flops for blocks in layout.stage_blocks for block in blocks) * layout.microbatches_in_all
-
-
-__all__ = ["Layout", "recomputed_flops"]

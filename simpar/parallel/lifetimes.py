@@ -337,6 +337,3 @@ class _Order:
         """Gradients of a stored score matrix before and after dropout, and the buffer of the score matmul."""
         scores = self.local.scores_bytes(kernel)
         return [scores] * (3 if self.plan.dropout else 2) if scores else []
-
-
-__all__ = ["Lifetimes", "Step", "lifetimes"]

@@ -45,6 +45,3 @@ def pairs(block: LocalBlock) -> int:
 def containers(layer: Layer) -> int:
     """Modules without weights of their own whose hooks run as well."""
     return _CONTAINERS if layer.name not in ("embedding", "head") else 0
-
-
-__all__ = ["containers", "matrices", "pairs", "weights"]

@@ -153,14 +153,3 @@ def newton_schulz_flops(found: Iterable[Matrix]) -> float:
         a, b = sorted((matrix.rows, matrix.columns))
         total += NEWTON_SCHULZ_STEPS * matrix.count * (4.0 * a * a * b + 2.0 * a**3)
     return total
-
-
-__all__ = [
-    "NEWTON_SCHULZ_STEPS",
-    "Matrix",
-    "OptimizerKind",
-    "dealt_out",
-    "matrices",
-    "more_moments",
-    "newton_schulz_flops",
-]

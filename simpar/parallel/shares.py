@@ -102,6 +102,3 @@ def _reached(sums: Sequence[Sequence[float]], ends: Sequence[float], most: Seque
         at = min(at + room, bisect_right(row, limit - beside + row[at]) - 1) if fits else -1
         found.append(at)
     return found
-
-
-__all__ = ["shared_layers", "shared_microbatches"]

@@ -26,7 +26,8 @@ from simpar.report.diff_view import (
 )  # fmt: skip
 from simpar.report.encode import time_unit
 from simpar.report.page import Cards, Table
-from simpar.report.step_figures import GREEN, GREY, ORANGE, figure
+from simpar.report.palette import GREEN, GREY, ORANGE
+from simpar.report.step_figures import figure
 from simpar.units import format_seconds
 
 COLORS: Final = {

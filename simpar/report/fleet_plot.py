@@ -51,6 +51,3 @@ def fleet_figure(cluster: Cluster, value: Callable[[int], int], what: str) -> di
     notes = [f"All {count:,} nodes." if whole else f"The first {count:,} of {cluster.num_nodes:,} nodes."]
     height = 140 + min(max(len(cells) * 14, 40), 900)
     return {"id": "fleet", "variants": [{"label": "", "data": [trace], "layout": layout}], "height": height, "notes": notes}
-
-
-__all__ = ["fleet_figure"]

@@ -14,7 +14,8 @@ from simpar.live.rank import TOLERANCE, Row
 from simpar.live.rank_command import RankReport
 from simpar.output import write_file
 from simpar.report.page import Cards, Table
-from simpar.report.step_figures import BLUE, ORANGE, figure
+from simpar.report.palette import BLUE, ORANGE
+from simpar.report.step_figures import figure
 from simpar.units import format_bytes, format_seconds
 
 TITLES = {

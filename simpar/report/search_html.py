@@ -17,7 +17,7 @@ from simpar.program.program import COMPUTE_KINDS, OpKind
 from simpar.readings import TENTH
 from simpar.report.gantt import KINDS
 from simpar.report.page import Table, card, page, plot
-from simpar.report.search_points import Point, bottleneck, name_of, points_of
+from simpar.report.search_points import Point, name_of, points_of
 from simpar.report.search_view import proof, trade_text, turn
 from simpar.report.step_figures import figure
 from simpar.result.result import Result
@@ -311,6 +311,3 @@ def write_search_html(answer: Answer, reasons: list[Why], path: Path, files: Fil
         InputError: `path` cannot be written.
     """
     write_file(path, search_page(answer, reasons, files).encode("utf-8"), "--html")
-
-
-__all__ = ["Point", "bottleneck", "points_of", "search_page", "write_search_html"]

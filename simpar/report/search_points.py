@@ -8,13 +8,14 @@ from itertools import zip_longest
 from typing import Any, Final
 
 from simpar.report.search_view import CATEGORIES
+from simpar.result.interpret import interpret
 from simpar.result.result import Result
 from simpar.searching.answer import Answer
 from simpar.searching.choice import Choice
 from simpar.searching.find import Found, find
 from simpar.searching.parts import Wish
 from simpar.searching.why import narrowed
-from simpar.step import interpret, prepare, run
+from simpar.step import prepare, run
 from simpar.units import format_bytes, format_seconds
 
 DESIGNS: Final = 60
@@ -116,6 +117,3 @@ def _simulated(found: Found, choice: Choice) -> Result:
 def _point(choice: Choice, result: Result, *, chosen: bool = False) -> Point:
     bytes_ = result.worst_rank.device_bytes
     return Point(choice, result.step_time_s, bytes_, bottleneck(result), result.mfu, result.world_size, chosen)
-
-
-__all__ = ["Point", "bottleneck", "name_of", "points_of"]

@@ -316,9 +316,3 @@ def say(text: str) -> None:
 def show(view: RenderableType) -> None:
     """Print to the terminal."""
     Console().print(view, highlight=False)
-
-
-__all__ = [
-    "CATEGORIES", "ProgressLine", "Steps", "improve_report", "progress_text", "proof", "say", "search_report", "show",
-    "stored_report", "trade_text", "turn", "why_report",
-]  # fmt: skip

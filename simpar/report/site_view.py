@@ -93,6 +93,3 @@ def tuning_report(found: Mapping[str, Any]) -> RenderableType:
     interval = f"{format_seconds(best['low'])} to {format_seconds(best['high'])}"
     line = f"Best so far: {best['layout']}, {format_seconds(best['step_time_s'])} a step (80 %: {interval}; {tried})."
     return Group(table, "", line, f"Stopped: {found['why']}.")
-
-
-__all__ = ["site_report", "tuning_report"]

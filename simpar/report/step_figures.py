@@ -8,8 +8,6 @@ from simpar.report.encode import time_unit
 from simpar.report.palette import BLUE, GREEN, GREY, ORANGE
 from simpar.result.result import Result
 
-__all__ = ["BLUE", "GREEN", "GREY", "ORANGE", "communication", "figure", "interval", "waterfall", "waterfall_of"]
-
 
 def figure(name: str, data: list[dict[str, Any]], layout: dict[str, Any], height: int) -> dict[str, Any]:
     """A figure with one view."""

@@ -16,6 +16,3 @@ class ByWidth:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Build for the width there is."""
         yield self._build(options.max_width)
-
-
-__all__ = ["ByWidth"]

@@ -187,9 +187,3 @@ def _memory(first: RankMemory, second: RankMemory, along: Callable[[float, float
     reserved = along(first.reserved_bytes, second.reserved_bytes)
     allocated = second.allocated_bytes + sum(growth.values())
     return replace(second, static=tuple(static.items()), replays=None, fragmentation=max(reserved / allocated, 1.0))
-
-
-__all__ = [
-    "MORE_ROUNDS", "WARM_ROUNDS", "WORTHWHILE", "all_counts", "can_fold", "closer", "extended", "is_drawn", "wants_times",
-    "with_microbatches",
-]  # fmt: skip

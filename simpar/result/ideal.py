@@ -54,6 +54,3 @@ def _seconds(block: LocalBlock, layout: Layout) -> float:
     products -= attention
     peaks = {dtype: max(layout.hardware.peak_flops_per_s(_PEAKS.get(dtype, dtype)), usual) for dtype in found}
     return attention / usual + products * sum(found[dtype] / total / peaks[dtype] for dtype in found)
-
-
-__all__ = ["ideal_seconds", "mfu_peak_flops_per_s"]

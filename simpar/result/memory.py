@@ -16,7 +16,7 @@ from simpar.parallel.data import state_memory
 from simpar.parallel.keys import BlockOp, Compute, LaunchGap, Offload, OptimizerStep, Overlapped
 from simpar.parallel.layout import Layout
 from simpar.program.program import FloatArray, IntArray, Program
-from simpar.result.allocations import Pass, Replays, passes_of, placeholders
+from simpar.result.allocations import Replays, passes_of
 from simpar.result.gathers import (
     Gathers,
     frozen_parameters,
@@ -28,6 +28,7 @@ from simpar.result.gathers import (
     update_bytes,
 )
 from simpar.result.outside import outside_bytes, workspaces
+from simpar.result.requests import Pass, placeholders
 from simpar.result.stage_ends import freed_inputs, kept_outputs, last_outputs, receive_buffers
 from simpar.result.tensors import TimedPass
 

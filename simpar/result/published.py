@@ -46,6 +46,3 @@ def compare_published(rows: Sequence[Published], predicted: Mapping[str, float])
         error = value / row.value - 1.0 if value is not None and row.value else None
         found.append(Comparison(row.metric, row.value, value, error, row.fitted, row.source))
     return tuple(found)
-
-
-__all__ = ["IN_SAMPLE", "METRICS", "Comparison", "compare_published"]

@@ -221,6 +221,3 @@ def without_round(timeline: Timeline, left: LeftOut, tolerance: float) -> Timeli
         return None
     start[waits] = free  # To the last bit: what comes at one moment is told from what comes just before.
     return Timeline(left.program, start, finish)
-
-
-__all__ = ["extends", "may_extend", "without_round"]

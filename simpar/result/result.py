@@ -16,7 +16,7 @@ from simpar.program.program import COMPUTE_KINDS, Program
 from simpar.result.accounting import Accounting, compute_counts
 from simpar.result.ideal import ideal_seconds, mfu_peak_flops_per_s
 from simpar.result.interval import Interval, Moved
-from simpar.result.memory import CATEGORIES, RankMemory
+from simpar.result.memory import RankMemory
 from simpar.result.published import METRICS, Comparison, compare_published
 from simpar.result.tensors import Tensor, alive_at_peak, tensors_of
 from simpar.specs.site import TENTH
@@ -303,6 +303,3 @@ def mean_breakdown(terms: np.ndarray, names: list[str], program: Program, accoun
     for name, waited in accounting.waits.items():
         found[name] = found.get(name, 0.0) + float(waited.mean())
     return found
-
-
-__all__ = ["CATEGORIES", "MFU_DEFINITION", "Interval", "Result", "mean_breakdown"]

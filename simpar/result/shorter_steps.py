@@ -104,6 +104,3 @@ def _memory_extends(first: RankMemory, second: RankMemory) -> bool:
     """Whether the peak grows as fast as anything that grows at all, if something does: it stays the peak."""
     grown = second.dynamic.max(axis=0) - first.dynamic.max(axis=0)
     return abs(second.allocated_bytes - first.allocated_bytes - float(grown.sum())) <= SAME * second.allocated_bytes
-
-
-__all__ = ["SAME", "ShorterSteps"]

@@ -69,6 +69,3 @@ def check_same_job(reading: LogReading, scenario: Scenario) -> None:
     ]
     if wrong:
         raise InputError(wrong)
-
-
-__all__ = ["check_same_job", "stated_of"]

@@ -91,6 +91,3 @@ def _whole(parts: dict[str, str]) -> float:
         if all(name in parts for name in names):
             return sum(number_of(parts[name]) for name in names) / 1e3
     return 0.0
-
-
-__all__ = ["DeepSpeed"]

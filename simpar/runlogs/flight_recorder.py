@@ -144,6 +144,3 @@ def _recorded(entries: Sequence[Mapping[str, Any]], rank: int, file: str) -> Rec
         if entry.get("state") != "completed" and not entry.get("retired"):
             unfinished.append((group, number, name))
     return Recorded(rank, file, last, tuple(unfinished), dict(durations), dict(counts))
-
-
-__all__ = ["Recorders", "is_recorder", "read_recorders"]

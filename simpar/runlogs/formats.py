@@ -123,6 +123,3 @@ def _text(path: Path, chosen: str) -> LogReading:
     cut = f" (lines of {', '.join(partly)} that are cut)" if partly else ""
     expected = next((p.hint for p in parsers if p.hint), f"expected a log of {', '.join(PARSERS)}, with their lines of progress on")
     raise InputError(f"{path}: no line says how long a step took{cut}; {expected}")
-
-
-__all__ = ["PARSERS", "WRITTEN_BY", "read_log"]

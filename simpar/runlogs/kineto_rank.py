@@ -148,6 +148,3 @@ def _ordered(calls: list[tuple[str, str, float, float, int | None]], marks: list
         if place >= 0:
             found.append(Call(members.get(group, group), name, marks[place][0], start, end, source))
     return found
-
-
-__all__ = ["read_rank"]

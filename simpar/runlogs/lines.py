@@ -127,6 +127,3 @@ def number_of(text: str) -> float:
         if _COMMA_DECIMAL.fullmatch(text.strip()):
             raise OtherLanguage(text) from None
         raise
-
-
-__all__ = ["Line", "OtherLanguage", "cleaned", "clock_of", "lines_of", "number_of"]

@@ -41,6 +41,3 @@ class MaxText(Parser):
         """As the base; the first steps of every start are alike."""
         super().restart()
         self._lines = 0
-
-
-__all__ = ["MaxText"]

@@ -146,6 +146,3 @@ class Megatron(Parser):
                 self.memory(plain.removeprefix("max "), value * unit, rank)  # type: ignore[arg-type]
         if retries := cells.get("mem-alloc-retires"):
             self.reading.scalars.setdefault("allocator retries", []).append(retries)
-
-
-__all__ = ["Megatron"]

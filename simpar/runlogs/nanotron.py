@@ -59,6 +59,3 @@ class Nanotron(Parser):
         """0 where every coordinate of the prefix is; others do not say their global rank."""
         found = _RANKS.findall(text)
         return 0 if found and set(found) == {"0"} else None
-
-
-__all__ = ["Nanotron", "human"]

@@ -134,6 +134,3 @@ def _ranges(
         elif UPDATE.match(label):
             updates[pid].append((a, b))
     return named, updates
-
-
-__all__ = ["read_nsys"]

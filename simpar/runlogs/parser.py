@@ -109,6 +109,3 @@ class Parser(ABC):
     def scalar(self, name: str, text: str) -> None:
         """Keep a further figure."""
         self.reading.scalars.setdefault(name, []).append(number_of(text))
-
-
-__all__ = ["Parser"]

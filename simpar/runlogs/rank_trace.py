@@ -190,18 +190,3 @@ def covered(starts: Floats, ends: Floats) -> float:
 def launched_at(correlations: array[int], calls: Mapping[int, float]) -> Floats:
     """Launch time of each span by its correlation."""
     return np.array([calls.get(c, np.nan) for c in correlations], dtype=float)
-
-
-__all__ = [
-    "MOST_CALLS",
-    "UPDATE",
-    "Call",
-    "Mark",
-    "RankTrace",
-    "Spans",
-    "StepOfRank",
-    "between_updates",
-    "covered",
-    "launched_at",
-    "steps_of",
-]

@@ -230,6 +230,3 @@ def _contradiction(row: Mapping[str, Any], kept: Sequence[Mapping[str, Any]]) ->
 
 def _configuration(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name not in _MEASURED}
-
-
-__all__ = ["RunRow", "add_rows", "read_run"]

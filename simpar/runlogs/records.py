@@ -74,6 +74,3 @@ class LogReading:
     def segments(self) -> int:
         """Starts of the job in the file."""
         return max((i.segment for i in self.intervals), default=-1) + 1
-
-
-__all__ = ["Contains", "Interval", "LogReading", "Memory", "MemoryKind"]

@@ -141,6 +141,3 @@ def _training(scenario: Scenario) -> dict[str, Any]:
         "moe_routing": words if moe else None,
         "notes": "; ".join(w for w in (_LOSSES.get(t.cross_entropy, ""), "Liger kernels" if t.fused_kernels else "") if w) or None,
     }  # fmt: skip
-
-
-__all__ = ["columns_of", "with_scenario"]

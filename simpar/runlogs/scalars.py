@@ -273,8 +273,3 @@ def _clock_seconds(text: str) -> float:
     for power, part in enumerate(reversed(parts)):
         seconds += part * 60.0**power
     return seconds
-
-
-__all__ = [
-    "TAGS", "Point", "Store", "Tag", "read_csv_store", "read_lines_store", "read_state_store", "reading_of", "tag_of",
-]  # fmt: skip

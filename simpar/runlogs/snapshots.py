@@ -163,6 +163,3 @@ def _where(entry: Mapping[str, Any]) -> str:
     own = next((f for f in named if str(f.get("filename", "")).endswith(".py") and "/torch/" not in str(f.get("filename"))), None)
     frame = own or next(iter(named), None)
     return f"{frame['name']} ({Path(str(frame.get('filename', ''))).name}:{frame.get('line', 0)})"[:120] if frame else ""
-
-
-__all__ = ["Snapshot", "Snapshots", "read_snapshots"]

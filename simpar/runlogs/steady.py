@@ -170,6 +170,3 @@ def _pauses(steps: Sequence[tuple[Interval, float]]) -> float | None:
             # A stamp has whole seconds in older logs.
             total += between if between > max(1.5, 0.1 * seconds * interval.count) else 0.0
     return total if known else None
-
-
-__all__ = ["Distribution", "Steady", "in_seconds", "steady"]

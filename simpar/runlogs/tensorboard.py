@@ -142,6 +142,3 @@ def _tensor(data: bytes) -> float | None:
             if dtype in (1, 2) and len(value) == struct.calcsize(form):
                 return float(struct.unpack(form, value)[0])
     return None
-
-
-__all__ = ["is_event_file", "read_events"]

@@ -65,6 +65,3 @@ class Torchtitan(Parser):
         )
         if memory := _MEMORY.search(line.text):
             self.memory("reserved", number_of(memory[1]) * 2.0**30, line.rank)
-
-
-__all__ = ["Torchtitan"]

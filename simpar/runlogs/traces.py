@@ -180,6 +180,3 @@ def _beside_prediction(report: TraceReport, rank: RankTrace, scenario: Scenario)
         "ops": by_time[:_MOST_OPS],
         "collectives": whole["collectives"][:_MOST_OPS],
     }
-
-
-__all__ = ["TraceReport", "read_traces"]

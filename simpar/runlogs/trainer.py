@@ -141,6 +141,3 @@ class Lightning(Parser):
             return int(bar[1]) + (int(epoch[1]) * int(bar[2]) if epoch else 0)
         found = _PRINTED.search(text) or _GLOBAL.search(text)
         return int(float(found[1])) + 1 if found else None
-
-
-__all__ = ["Lightning", "Trainer"]

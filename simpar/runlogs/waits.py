@@ -71,6 +71,3 @@ def waits_of(ranks: Sequence[RankTrace], steps: Sequence[int]) -> Waits:
             if step not in first or order < first[step][0]:
                 first[step] = (order, late)
     return Waits(dict(pairs), dict(Counter(rank for _, rank in first.values())), matched)
-
-
-__all__ = ["Waits", "waits_of"]

@@ -261,6 +261,3 @@ def _log_likelihood(signs: Signs, expected: Expected, trace: Trace) -> float:
         off = (value - wanted) / width
         total += -math.log(width) - 0.5 * (TAILS + 1.0) * math.log1p(off * off / TAILS)
     return total
-
-
-__all__ = ["AS_PREDICTED", "UNKNOWN", "Cause", "Job", "Trace", "Verdict", "causes_of", "diagnose"]

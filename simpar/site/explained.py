@@ -121,6 +121,3 @@ def job_of(result: Result) -> Job:
         if other.fits and abs(other.step_time_s / result.step_time_s - 1.0) > LEAST:
             readings.append((what, other.step_time_s, ratio))
     return Job(passes, experts, tuple(readings))
-
-
-__all__ = ["Explained", "differing", "explain_run", "job_of"]

@@ -17,7 +17,8 @@ from simpar.evidence.run_workers import Bar, in_workers
 from simpar.site.observed import NEUTRAL, Observed, Unused, evidence_of, observe
 from simpar.site.posterior import FACTORS, FREEDOM, TENTH_OF_T, FloatArray, Posterior, Prior, learn
 from simpar.specs.calibration import SITE_FACTORS, constant
-from simpar.specs.site import TENTH, Kind, Site, SiteFact, SiteKind, SiteRun
+from simpar.specs.kinds import Kind
+from simpar.specs.site import TENTH, Site, SiteFact, SiteKind, SiteRun
 from simpar.toml import toml_value
 
 MOVED: Final = 0.08
@@ -238,6 +239,3 @@ def as_toml(site: Site) -> str:
         seconds = (f"{key} = {getattr(run, key):.8g}" for key in ("measured_s", "before_s", "after_s", "weight"))
         lines += ["", "[[runs]]", f"id = {toml_value(run.id)}", *seconds]
     return "\n".join(lines) + "\n"
-
-
-__all__ = ["Adapted", "adapt", "as_toml", "memory_of_site", "shipped_prior", "write_site"]

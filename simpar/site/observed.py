@@ -154,6 +154,3 @@ def evidence_of(observed: Iterable[Observed], at: Site = NEUTRAL) -> Evidence:
 def log_factors(site: Site) -> FloatArray:
     """Logarithms of the four factors [4]."""
     return np.log([getattr(site, name) for name in SITE_FACTORS])
-
-
-__all__ = ["Line", "Observed", "Unused", "evidence_of", "lines_of", "log_factors", "observe"]

@@ -307,6 +307,3 @@ def _modes(
         if np.abs(moved).max() < CLOSE:
             break
     return theta, curvature(slopes, believed), value, np.minimum(believed.sum(-1) * FREEDOM / (FREEDOM + 1), 1.0), share
-
-
-__all__ = ["FACTORS", "FREEDOM", "STRETCH", "TENTH", "TENTH_OF_T", "Evidence", "Posterior", "Prior", "learn"]

@@ -166,6 +166,3 @@ def _table(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _number(table: Mapping[str, Any], name: str, otherwise: float | None = None) -> Any:
     found = table.get(name)
     return float(found) if isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found) else otherwise
-
-
-__all__ = ["MEANING", "Expected", "Signs", "signs_of"]

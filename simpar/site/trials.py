@@ -145,6 +145,3 @@ def next_trial(belief: Belief) -> tuple[int, float] | None:
     value = worth(belief)
     index = int(np.argmax(np.where(belief.tried, -1.0, value + 1e-9 / belief.seconds))) if belief.tried.any() else belief.best
     return index, float(value[index])
-
-
-__all__ = ["Belief", "Candidate", "Outcome", "believe", "next_trial", "worth"]

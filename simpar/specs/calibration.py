@@ -357,11 +357,3 @@ def constant(name: str) -> float:
     """A property of kernels, the same for every run and in every context: prices of kernels are remembered."""
     known = () if name in _LEFT_OUT else constants()
     return next((entry.value for entry in known if entry.name == name), NEUTRAL[name])
-
-
-__all__ = [
-    "BOUNDS", "FACTORS", "MEANING", "NEUTRAL", "SECONDS", "UNFAMILIAR", "WIDTHS", "Constant", "RunCalibration", "Unseen",
-    "calibrated_by",
-    "calibration_for", "calibration_on", "constant", "constants", "in_force", "leave_out", "measured_here", "read_constants",
-    "uncalibrated", "unseen",
-]  # fmt: skip

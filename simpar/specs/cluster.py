@@ -119,6 +119,3 @@ def filled_domain(profile: HardwareProfile, world_size: int) -> int:
     if domain <= node or world_size <= domain or profile.scale_up.torus:
         return domain
     return next((d for d in range(domain - domain % node, node, -node) if world_size % d == 0), domain)
-
-
-__all__ = ["ClusterSpec", "MachinesSpec", "PartsNetworkSpec", "filled_domain"]

@@ -103,6 +103,3 @@ def _crosses(scenario: Scenario) -> bool:
     model = scenario.model
     branches = model.branches() if isinstance(model, ArchitectureSpec) else ()
     return any(isinstance(branch, AttentionSpec) and branch.cross for branch in branches)
-
-
-__all__ = ["FIELDS", "encoder_rules", "encoders_of", "idle_encoders", "input_tokens", "layer_counts"]

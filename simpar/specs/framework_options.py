@@ -100,6 +100,3 @@ def _in_backward(scenario: Scenario) -> Iterator[Violation]:
         yield Violation("training.optimizer_in_backward", True, "there is no update without an optimizer", "an optimizer")
     if plan.offload.optimizer:
         yield Violation("plan.offload.optimizer", True, "an update in the backward runs on the device", f"false, {off}")
-
-
-__all__ = ["NARROW", "missing_options", "option_conflicts"]

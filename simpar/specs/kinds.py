@@ -110,6 +110,3 @@ def interpolated(wanted: Sequence[Kind], known: Sequence[Kind], reach: Reach) ->
     new = same.sum(1) == 0.0
     left = (between - weights @ across.T) * np.outer(new, new)
     return np.where(new[:, None], weights, same), left
-
-
-__all__ = ["JITTER", "UNKNOWN", "Kind", "Reach", "correlation", "interpolated"]

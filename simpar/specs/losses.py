@@ -106,6 +106,3 @@ def _copies(spec: FrameworkSpec, kind: LossKind, *, asked: bool, compiled: bool,
     if tp > 1 and spec.head.logits_fp32_copies_parallel is not None:
         return spec.head.logits_fp32_copies_parallel
     return spec.head.logits_fp32_copies
-
-
-__all__ = ["DEFAULT_CHUNKS", "FUSED", "Loss", "linear_chunks", "loss_of", "losses_of"]

@@ -110,6 +110,3 @@ def _simplified(scenario: Scenario) -> Iterator[str]:
             "plan.overlap_ep: exchanges are hidden as if every forward of one micro-batch ran beside a backward of another, "
             "warm-up and cool-down included"
         )
-
-
-__all__ = ["scenario_notes"]

@@ -210,6 +210,3 @@ def _set(table: dict[str, Any], path: str, value: object) -> None:
     for parent in parents:
         table = table[parent]
     table[last] = value
-
-
-__all__ = ["MOST_READINGS", "PRIORS", "Choice", "OpenField", "choices", "facts_of", "is_open", "open_fields"]

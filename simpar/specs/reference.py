@@ -71,6 +71,3 @@ def rules_of_all(scenario: Scenario, rules: Callable[[Scenario], Iterable[Violat
         rule = "both models of a distillation are models of tokens"
         found.append(Violation(FIELD, other.model.name or other.model.kind, rule, "true, for a copy of the trained one"))
     return found
-
-
-__all__ = ["FIELD", "NO_EXPERTS", "expert_model", "models_of", "of_reference", "other_model", "reference_of", "rules_of_all"]

@@ -268,6 +268,3 @@ def site_beside(site: str | Site | None, file: str) -> Site | None:
         return site
     beside = Path(file).parent / site if file else Path(site)
     return read_site(beside if beside.is_file() else site)
-
-
-__all__ = ["TENTH", "TERMS", "Kind", "Site", "SiteFact", "SiteKind", "SiteRun", "read_site", "site_beside"]

@@ -204,6 +204,3 @@ def _bytes(scenario: Scenario, most: int) -> Iterator[Violation]:
         rule = f"a tensor of {tokens:,} tokens and width {width:,} takes more than {most:.3g} bytes"
         field = "training.sequence_length" if training.sequence_length > 1 else "training.micro_batch_size"
         yield Violation(field, getattr(training, field.partition(".")[2]), rule, "fewer tokens in a micro-batch", scenario.file)
-
-
-__all__ = ["LIMITS", "VARIABLE", "Passes", "check_ops", "limits", "passes_of", "too_large"]

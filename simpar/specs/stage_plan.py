@@ -308,6 +308,3 @@ def part_notes(scenario: Scenario) -> Iterator[str]:
 
 def _listed(what: str, held: range) -> str:
     return f"{what} {held.start}" if len(held) == 1 else f"{what}s {held.start} to {held.stop - 1}"
-
-
-__all__ = ["Host", "alike", "hosts", "is_mixed", "joint_profile", "part_notes", "part_rules"]

@@ -305,6 +305,3 @@ def refused() -> None:
 
     if has_request_context() and (text := request.environ.get(REFUSED)):
         raise InputError(str(text))
-
-
-__all__ = ["CLOSED", "HEADERS", "LIMIT_S", "LOOPBACK", "MAX_BODY", "Front", "Pool", "TooLongError", "refused"]

@@ -16,12 +16,13 @@ from simpar.program.lower import lower
 from simpar.program.pipelines import Detail
 from simpar.program.program import FloatArray, Program
 from simpar.program.shared import program_key, with_ranks
+from simpar.result.interpret import interpret
 from simpar.result.result import Result
 from simpar.schedules import SCHEDULES, Schedule
 from simpar.specs.effects import EffectsSpec
 from simpar.specs.scenario import Scenario
 from simpar.specs.stage_plan import rank_gpus
-from simpar.step import interpret, prepare, run, simulate
+from simpar.step import prepare, run, simulate
 
 _KEPT = 8
 
