@@ -36,6 +36,15 @@ def write_file(path: Path, content: bytes, field: str) -> None:
         raise InputError([_violation(path, error, field)]) from None
 
 
+def write_page(path: Path, html: str) -> None:
+    """Write the page that --html asks for.
+
+    Raises:
+        InputError: as `write_file`.
+    """
+    write_file(path, html.encode(), "--html")
+
+
 def check_writable(path: Path, field: str) -> None:
     """That `write_file` will be able to write `path`: before long work whose report would be lost.
 

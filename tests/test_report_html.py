@@ -21,13 +21,13 @@ from plotly.offline import get_plotlyjs, get_plotlyjs_version
 from report_results import EVERY, SMALL_70B, expanded, scenario, step
 
 from simpar.errors import InputError
-from simpar.output import offline
+from simpar.output import offline, write_page
 from simpar.program.program import OpKind
 from simpar.report import layout_plot, memory_plot
 from simpar.report.encode import compressed, decompressed, packed, unpacked
 from simpar.report.gantt import WAITS, gantt, lanes_of, rectangles, thinned, waits
 from simpar.report.shown import shown_roles
-from simpar.report.step_html import step_page, write_html
+from simpar.report.step_html import step_page
 from simpar.result.accounting import account
 from simpar.result.interpret import interpret
 from simpar.result.result import Result
@@ -305,18 +305,18 @@ def test_packed_arrays_round_trip(values: np.ndarray) -> None:
 def test_paths(tmp_path: Path) -> None:
     result = step("mlp-4096x24_a100x8_tp8", "stage")
     path = tmp_path / "a" / "b" / "report.html"
-    write_html(result, path)
+    write_page(path, step_page(result))
     assert path.read_text(encoding="utf-8") == step_page(result)
     with pytest.raises(InputError, match=r"--html = .*is a file, not a folder"):
-        write_html(result, path / "report.html")
+        write_page(path / "report.html", step_page(result))
     with pytest.raises(InputError, match=r"--html = .*is a folder"):
-        write_html(result, tmp_path)
+        write_page(tmp_path, step_page(result))
 
 
 def test_the_largest_scenario_is_quick_and_small(tmp_path: Path) -> None:
     result = step("llama3.1-405b_h100x16384_tp8pp16")
     begin = time.process_time()
-    write_html(result, tmp_path / "report.html")
+    write_page(tmp_path / "report.html", step_page(result))
     assert time.process_time() - begin < 3.0
     assert (tmp_path / "report.html").stat().st_size < 1.5e6
 

@@ -16,10 +16,10 @@ from serve_browser import CHROMIUM, Browser
 
 from simpar.errors import InputError
 from simpar.interop.export import run_files
-from simpar.output import offline
+from simpar.output import offline, write_page
 from simpar.report import search_html
 from simpar.report.encode import decompressed
-from simpar.report.search_html import search_page, write_search_html
+from simpar.report.search_html import search_page
 from simpar.report.search_points import points_of
 from simpar.searching.answer import Answer, answer
 from simpar.searching.find import find
@@ -140,8 +140,8 @@ def test_nothing_found_still_makes_a_page() -> None:
 def test_a_page_that_cannot_be_written_is_one_clear_message(found: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_html, "search_page", lambda *_: "page")
     with pytest.raises(InputError, match="--html"):
-        write_search_html(found, [], tmp_path)
-    write_search_html(found, [], tmp_path / "new" / "page.html")
+        write_page(tmp_path, search_page(found, []))
+    write_page(tmp_path / "new" / "page.html", search_page(found, []))
     assert (tmp_path / "new" / "page.html").read_text() == "page"
 
 

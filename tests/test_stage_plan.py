@@ -20,11 +20,12 @@ from simpar.costs.pricer import LayoutPricer
 from simpar.errors import InputError
 from simpar.interop.export import export_files
 from simpar.interop.scenario_text import scenario_text
+from simpar.output import write_page
 from simpar.parallel.keys import Compute, OptimizerStep, Reduce, Send
 from simpar.parallel.shares import shared_layers, shared_microbatches
 from simpar.report.explain import neighbours
 from simpar.report.gantt import gantt
-from simpar.report.step_html import write_html
+from simpar.report.step_html import step_page
 from simpar.report.step_table import part_rows, step_report
 from simpar.result.interpret import Priced
 from simpar.result.result import Result
@@ -481,7 +482,7 @@ def test_reports_say_what_runs_where(tmp_path: Path) -> None:
     told = replicas.to_json()["parts"]
     assert [(p["replicas"], p["num_microbatches"]) for p in told] == [(2, 4), (2, 12)]
     assert max(p["step_time_s"] for p in told) == replicas.step_time_s
-    write_html(replicas, tmp_path / "replicas.html")
+    write_page(tmp_path / "replicas.html", step_page(replicas))
     assert "2 replicas of 12 micro-batches" in (tmp_path / "replicas.html").read_text()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from simpar.api.scenarios import assigned
-from simpar.api.table import Cell, Table
+from simpar.api.table import Cell, Shown, Table
 from simpar.planning.questions import PlanOptions, PlanReport, ask
 from simpar.planning.simulated_steps import SimulatedSteps
 from simpar.planning.steps import Search, StepModel
@@ -40,7 +40,7 @@ class PlanSettings(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class PlanResult:
+class PlanResult(Shown):
     """The answer to a plan.
 
     Attributes:
@@ -87,21 +87,10 @@ class PlanResult:
         """The object of `simpar plan --json`."""
         return dict(self.document)
 
-    def save_html(self, path: str | Path, *, offline: bool = False) -> Path:
-        """Write the page of `simpar plan --html`.
+    def _page(self) -> str:
+        from simpar.report.plan_html import plan_page
 
-        Args:
-            offline: the page has everything inside (5 MB more) and needs no network.
-
-        Raises:
-            InputError: the file cannot be written.
-        """
-        from simpar import output
-        from simpar.report.plan_html import write_html
-
-        with output.offline(offline):
-            write_html(self.report, Path(path))
-        return Path(path)
+        return plan_page(self.report)
 
     def __repr__(self) -> str:
         name, days, cost = self.document["name"], self.days, self.cost_usd
@@ -109,9 +98,6 @@ class PlanResult:
             return f"<simpar.PlanResult {name!r}: not feasible>"
         money = "" if cost is None else f", {cost['p50'] / 1e6:,.2f} M$"
         return f"<simpar.PlanResult {name!r}: {days['p50']:.1f} days ({days['p10']:.1f} to {days['p90']:.1f}){money}>"
-
-    def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
 
 
 def step_model(store: Path | None = None, say: Say | None = None) -> StepModel:

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Final
 
-from simpar.api.table import Cell, Table
+from simpar.api.table import Cell, Shown, Table
 from simpar.readings import Open, with_readings
 from simpar.registry import unknown
 from simpar.result.result import Result as StepResult
@@ -19,7 +19,7 @@ FIGURES: Final = ("waterfall", "memory", "memory_by_rank", "communication", "lay
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Result:
+class Result(Shown):
     """One simulated step. Numbers are SI; names are those of `simpar simulate --json`.
 
     Attributes:
@@ -173,21 +173,10 @@ class Result:
         view = drawn["variants"][0]
         return go.Figure(data=view["data"], layout={**view["layout"], "height": drawn["height"]})
 
-    def save_html(self, path: str | Path, *, offline: bool = False) -> Path:
-        """Write the page of `simpar simulate --html`.
+    def _page(self) -> str:
+        from simpar.report.step_html import step_page
 
-        Args:
-            offline: the page has everything inside (5 MB more) and needs no network.
-
-        Raises:
-            InputError: the file cannot be written.
-        """
-        from simpar import output
-        from simpar.report.step_html import write_html
-
-        with output.offline(offline):
-            write_html(self.details, Path(path))
-        return Path(path)
+        return step_page(self.details)
 
     def save_trace(self, path: str | Path) -> Path:
         """Write a trace (.json.gz) for ui.perfetto.dev.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from simpar.api.result import Result
 from simpar.api.scenarios import Source, raw_table
-from simpar.api.table import Cell, Table
+from simpar.api.table import Cell, Shown, Table
 from simpar.units import format_seconds
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class SearchSettings(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class SearchResult:
+class SearchResult(Shown):
     """What a search found.
 
     Attributes:
@@ -105,25 +105,14 @@ class SearchResult:
         """The object of `simpar search --json`."""
         return dict(self.document)
 
-    def save_html(self, path: str | Path, *, offline: bool = False) -> Path:
-        """Write the page of `simpar search --html`.
-
-        Args:
-            offline: the page has everything inside (5 MB more) and needs no network.
-
-        Raises:
-            InputError: the file cannot be written, or the answer came from a store, which keeps no timelines.
-        """
-        from simpar import output
+    def _page(self) -> str:
         from simpar.errors import InputError
         from simpar.interop.export import run_files
-        from simpar.report.search_html import write_search_html
+        from simpar.report.search_html import search_page
 
         if self._answer is None:
             raise InputError("this answer came from a store, which keeps no timelines for a page; search again without store=")
-        with output.offline(offline):
-            write_search_html(self._answer, list(self._why), Path(path), run_files)
-        return Path(path)
+        return search_page(self._answer, list(self._why), run_files)
 
     def __repr__(self) -> str:
         if not self.document["best"]:
@@ -131,9 +120,6 @@ class SearchResult:
         best, gap = self.document["best"][0], self.optimality_gap
         how = "" if gap is None else ", proven best" if gap <= 0.0 else f", at most {gap:.1%} from the best"
         return f"<simpar.SearchResult: {best['text']}, {format_seconds(best['step_time_s'])} a step{how} of {self.space_size:,}>"
-
-    def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
 
 
 def search(source: Source | None = None, /, **settings: Unpack[SearchSettings]) -> SearchResult:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from simpar.errors import InputError
@@ -101,6 +102,38 @@ class Table:
         caption = f"<caption>{escape(self.title)}</caption>" if self.title else ""
         more = f"<p>... {len(self.rows)} rows</p>" if len(self.rows) > _SHOWN else ""
         return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+
+
+class Shown:
+    """What results share: a notebook shows their table, and those that have a page write it."""
+
+    __slots__ = ()
+
+    def table(self) -> Table:
+        """The headline numbers."""
+        raise NotImplementedError
+
+    def _page(self) -> str:
+        """The page of the command's --html."""
+        raise NotImplementedError
+
+    def save_html(self, path: str | Path, *, offline: bool = False) -> Path:
+        """Write the page that the command writes with --html.
+
+        Args:
+            offline: the page has everything inside (5 MB more) and needs no network.
+
+        Raises:
+            InputError: the file cannot be written, or there is no page of this result.
+        """
+        from simpar import output
+
+        with output.offline(offline):
+            output.write_page(Path(path), self._page())
+        return Path(path)
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
 
 
 def _text(cell: Cell) -> str:

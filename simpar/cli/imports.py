@@ -7,6 +7,8 @@ Only parsing and printing; readers are imported inside the command that needs th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,36 +56,20 @@ def nccl_tests(
     _finish(read(file, collective=collective, ranks=ranks, nodes=nodes), out, as_json)
 
 
-@import_app.command("nvidia-topo")
-def nvidia_topo(file: File, out: OutOption = None, as_json: JsonOption = False) -> None:
-    """Output of `nvidia-smi topo -m`: GPUs, NVLinks, NICs of a node."""
-    from simpar.interop.nvidia_topo import read
+def _reads(module: str) -> Callable[[Path, Path | None, bool], None]:
+    def command(file: File, out: OutOption = None, as_json: JsonOption = False) -> None:
+        _finish(import_module(f"simpar.interop.{module}").read(file), out, as_json)
 
-    _finish(read(file), out, as_json)
-
-
-@import_app.command("nccl-xml")
-def nccl_xml(file: File, out: OutOption = None, as_json: JsonOption = False) -> None:
-    """NCCL's topology (NCCL_TOPO_DUMP_FILE): the same with rates."""
-    from simpar.interop.nccl_xml import read
-
-    _finish(read(file), out, as_json)
+    return command
 
 
-@import_app.command("slurm")
-def slurm(file: File, out: OutOption = None, as_json: JsonOption = False) -> None:
-    """Slurm's topology.conf or topology.yaml: the fabric."""
-    from simpar.interop.slurm import read
-
-    _finish(read(file), out, as_json)
-
-
-@import_app.command("kineto")
-def kineto(file: File, out: OutOption = None, as_json: JsonOption = False) -> None:
-    """A torch.profiler trace (.json, .json.gz): kernels by class, overlap, launch gaps, measured GEMMs."""
-    from simpar.interop.kineto import read
-
-    _finish(read(file), out, as_json)
+for _name, _text in {
+    "nvidia-topo": "Output of `nvidia-smi topo -m`: GPUs, NVLinks, NICs of a node.",
+    "nccl-xml": "NCCL's topology (NCCL_TOPO_DUMP_FILE): the same with rates.",
+    "slurm": "Slurm's topology.conf or topology.yaml: the fabric.",
+    "kineto": "A torch.profiler trace (.json, .json.gz): kernels by class, overlap, launch gaps, measured GEMMs.",
+}.items():
+    import_app.command(_name, help=_text)(_reads(_name.replace("-", "_")))
 
 
 HardwareOption = Annotated[str | None, typer.Option(help="A shipped profile or a path, where the file does not say.")]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,32 +23,14 @@ PREDICT, SEARCH, MEASURE, FILES, SHIPPED = (
 """Panels of the help."""
 
 
-def scenario_completion(incomplete: str) -> list[str]:
-    """Shipped scenarios and files that begin so, for the shell."""
-    from simpar.specs.catalog import scenario_names
+def _completion(module: str, names: str) -> Callable[[str], list[str]]:
+    """For the shell: what `names` of a module lists, and files, that begin so; the module is imported when it is asked."""
 
-    return [n for n in scenario_names() if n.startswith(incomplete)] + _files(incomplete)
+    def complete(incomplete: str) -> list[str]:
+        listed: list[str] = getattr(import_module(module), names)()
+        return [name for name in listed if name.startswith(incomplete)] + _files(incomplete)
 
-
-def plan_completion(incomplete: str) -> list[str]:
-    """Shipped plans and files that begin so, for the shell."""
-    from simpar.specs.catalog import plan_names
-
-    return [n for n in plan_names() if n.startswith(incomplete)] + _files(incomplete)
-
-
-def model_completion(incomplete: str) -> list[str]:
-    """Presets and files that begin so, for the shell."""
-    from simpar.specs.models_io import model_names
-
-    return [n for n in model_names() if n.startswith(incomplete)] + _files(incomplete)
-
-
-def profile_completion(incomplete: str) -> list[str]:
-    """Hardware profiles and files that begin so, for the shell."""
-    from simpar.specs.hardware import profile_names
-
-    return [n for n in profile_names() if n.startswith(incomplete)] + _files(incomplete)
+    return complete
 
 
 def _files(incomplete: str) -> list[str]:
@@ -60,6 +44,10 @@ def _files(incomplete: str) -> list[str]:
     return [f"{prefix}{p.name}/" if p.is_dir() else f"{prefix}{p.name}" for p in kept]
 
 
+scenario_completion = _completion("simpar.specs.catalog", "scenario_names")
+plan_completion = _completion("simpar.specs.catalog", "plan_names")
+model_completion = _completion("simpar.specs.models_io", "model_names")
+profile_completion = _completion("simpar.specs.hardware", "profile_names")
 ScenarioFile = Annotated[
     Path, typer.Argument(help="A scenario: a TOML file, or a name of `simpar scenarios`.", autocompletion=scenario_completion)
 ]

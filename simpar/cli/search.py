@@ -119,9 +119,10 @@ def _outputs(html: Path | None, export: str, out: Path, framework: str | None, q
     if html is not None:
 
         def written(answer: Answer, reasons: list[Why], path: Path = html) -> None:
-            from simpar.report.search_html import write_search_html
+            from simpar.output import write_page
+            from simpar.report.search_html import search_page
 
-            write_search_html(answer, reasons, path, run_files)
+            write_page(path, search_page(answer, reasons, run_files))
             search_view.say(f"wrote {path}")
 
         outputs.write_html = written

@@ -177,9 +177,10 @@ def trace_diff(
 
     found = diff(read_scenario(scenario, at_site(overrides, site)), partial(read_steps, trace), rank)
     if html is not None:
-        from simpar.report.diff_html import write_diff_html
+        from simpar.output import write_page
+        from simpar.report.diff_html import diff_page
 
-        write_diff_html(found, html)
+        write_page(html, diff_page(found))
         say_written(html)
     if as_json:
         print_json(found.to_json())
@@ -203,12 +204,13 @@ def topology(
 
     clusters = clusters_of(scenario, num_nodes)
     if html is not None:
-        from simpar.report.topology_view import write_topology_html
+        from simpar.output import write_page
+        from simpar.report.topology_view import topology_page
 
         if len(clusters) > 1:
             rule = f"draws machines of one kind, and the scenario has {len(clusters)} parts"
             raise InputError([Violation("--html", str(html), rule, "name one of their profiles instead of the scenario")])
-        write_topology_html(*clusters[0], html)
+        write_page(html, topology_page(*clusters[0]))
         say_written(html)
     if as_json:
         facts = [summary(*cluster) for cluster in clusters]

@@ -141,11 +141,12 @@ def validate_rank(
     if isinstance(found, str):
         typer.echo(found)
         return
-    from simpar.report.rank_view import rank_report, write_rank_html
+    from simpar.output import write_page
+    from simpar.report.rank_view import rank_page, rank_report
     from simpar.report.step_table import show
 
     if html is not None:
-        write_rank_html(found, html)
+        write_page(html, rank_page(found))
     if as_json:
         print_json({**to_json(found.rows, found.notes), "devices": found.devices})
     else:

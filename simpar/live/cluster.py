@@ -95,9 +95,10 @@ def run(options: ClusterOptions) -> int:
     if report is None:
         return 0
     if options.html is not None:
-        from simpar.live.cluster_report import write_html
+        from simpar.live.cluster_report import cluster_page
+        from simpar.output import write_page
 
-        write_html(report, options.html)
+        write_page(options.html, cluster_page(report))
     if options.json:
         sys.stdout.write(json.dumps(report.as_json(), indent=2, allow_nan=False) + "\n")
     else:

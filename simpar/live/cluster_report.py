@@ -5,14 +5,12 @@ from __future__ import annotations
 import html
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import plotly.graph_objects as go
 from plotly.io import to_html
 from rich.console import Console
 from rich.table import Table
 
-from simpar.errors import InputError
 from simpar.live.cluster_compare import DISTURBED, ClusterReport
 from simpar.statistics import Comparison
 
@@ -108,12 +106,8 @@ def print_report(report: ClusterReport) -> None:
         console.print(text)
 
 
-def write_html(report: ClusterReport, path: Path) -> None:
-    """The page.
-
-    Raises:
-        InputError: it cannot be written.
-    """
+def cluster_page(report: ClusterReport) -> str:
+    """The page."""
     rows = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>" for line in lines(report))
     head = "".join(f"<th>{html.escape(name)}</th>" for name in HEADS)
     notes = "".join(f"<p>{html.escape(text)}</p>" for text in summary_lines(report))
@@ -121,14 +115,10 @@ def write_html(report: ClusterReport, path: Path) -> None:
         to_html(figure, full_html=False, include_plotlyjs="inline" if index == 0 else False)
         for index, figure in enumerate((_scatter(report), _idle(report)))
     )
-    text = (
+    return (
         f"<!doctype html><html lang=en><head><meta charset=utf-8><title>simpar validate cluster</title><style>{_STYLE}</style>"
         f"</head><body><h1>Real runs against predictions</h1>{notes}<table><tr>{head}</tr>{rows}</table>{figures}</body></html>"
     )
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"--html {path}: cannot be written: {error.strerror}") from None
 
 
 def _steps(report: ClusterReport) -> Sequence[Comparison]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from pathlib import Path
 from typing import Any, Final
 
 from simpar.live.trace_diff import GROUPS, TraceDiff
 from simpar.live.trace_slices import Slice
-from simpar.output import write_file
 from simpar.report.diff_view import (
     CAUSE_HEADS,
     CAUSES,
@@ -40,15 +38,6 @@ MAX_SHAPES: Final = 6_000
 ZOOM: Final = 40
 """Further views show this part of the step."""
 _LANES: Final = (("predicted compute", 0), ("predicted communication", 1), ("measured compute", 2), ("measured communication", 3))
-
-
-def write_diff_html(diff: TraceDiff, path: Path) -> None:
-    """Write the page.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
-    write_file(path, diff_page(diff).encode(), "--html")
 
 
 def diff_page(diff: TraceDiff) -> str:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from html import escape
-from pathlib import Path
 
-from simpar.output import write_file
 from simpar.planning.answer import Answer
 from simpar.planning.questions import PlanReport
 from simpar.planning.study import Study
@@ -18,15 +16,6 @@ _TILES = (
     ("energy_kwh", "energy", "kWh"), ("carbon_kg", "CO2", "kg"),
 )  # fmt: skip
 """(field of the answer, title, unit)."""
-
-
-def write_html(report: PlanReport, path: Path) -> None:
-    """Write the page.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
-    write_file(path, plan_page(report).encode(), "--html")
 
 
 def plan_page(report: PlanReport) -> str:

@@ -39,9 +39,10 @@ def run(plan_path: str | Path, options: PlanOptions, steps: StepModel, console: 
         Console(stderr=True, highlight=False).print(f"simpar: interrupted; {kept}", markup=False, soft_wrap=True)
         return INTERRUPTED
     if options.html is not None:
-        from simpar.report.plan_html import write_html
+        from simpar.output import write_page
+        from simpar.report.plan_html import plan_page
 
-        write_html(report, options.html)
+        write_page(options.html, plan_page(report))
     console = console or Console()
     if options.json:
         console.file.write(json.dumps(report_json(report), indent=1) + "\n")

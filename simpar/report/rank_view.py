@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -12,7 +11,6 @@ from rich.text import Text
 
 from simpar.live.rank import TOLERANCE, Row
 from simpar.live.rank_command import RankReport
-from simpar.output import write_file
 from simpar.report.page import Cards, Table
 from simpar.report.palette import BLUE, ORANGE
 from simpar.report.step_figures import figure
@@ -71,15 +69,6 @@ def rank_report(report: RankReport) -> RenderableType:
     parts.append(Text(f"{inside} of {len(report.rows)} figures within tolerance", style="bold"))
     parts += [Text(f"note: {note}", style="yellow") for note in report.notes]
     return Group(*parts)
-
-
-def write_rank_html(report: RankReport, path: Path) -> None:
-    """Write the page.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
-    write_file(path, rank_page(report).encode(), "--html")
 
 
 def rank_page(report: RankReport) -> str:

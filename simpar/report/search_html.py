@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from html import escape
 from math import exp
-from pathlib import Path
 from statistics import NormalDist
 from typing import Any, Final
 from urllib.parse import quote
 
 import numpy as np
 
-from simpar.output import write_file
 from simpar.program.program import COMPUTE_KINDS, OpKind
 from simpar.readings import TENTH
 from simpar.report.gantt import KINDS
@@ -302,12 +300,3 @@ def _why(reason: Why) -> str:
     head = f"Its best: {reason.scored.choice}, {format_seconds(reason.scored.step_time_s)}{slower}.{missed}"
     waterfall = [(name, f"{a:.4g}", f"{b:.4g}", f"{b - a:+.4g}") for name, a, b in reason.waterfall]
     return f"<p>{escape(head)}</p>" + Table(("seconds", "best", "asked", "difference"), waterfall, (1, 2, 3)).html()
-
-
-def write_search_html(answer: Answer, reasons: list[Why], path: Path, files: Files | None = None) -> None:
-    """Write the page; `files`: what a layout is run with.
-
-    Raises:
-        InputError: `path` cannot be written.
-    """
-    write_file(path, search_page(answer, reasons, files).encode("utf-8"), "--html")

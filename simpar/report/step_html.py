@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from html import escape
-from pathlib import Path
 from typing import Any
 
-from simpar.output import write_file
 from simpar.report import layout_plot, memory_plot, step_figures
 from simpar.report.gantt import gantt
 from simpar.report.page import Table, card, page, plot
@@ -19,15 +17,6 @@ _TENSORS = 20
 """Names of tensors in the page."""
 _ROW, _FEW_ROWS, _LARGEST = (42, 96), 560, 1150
 """Pixels of the Gantt: a row at least and at most, all rows where they are few, everything."""
-
-
-def write_html(result: Result, path: Path) -> None:
-    """Write the page of one step; it opens without a network.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
-    write_file(path, step_page(result).encode(), "--html")
 
 
 def step_page(result: Result) -> str:

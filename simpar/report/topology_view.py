@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from simpar.output import write_file
 from simpar.report.fleet_plot import fleet_figure
 from simpar.report.page import Cards, Table
 from simpar.specs.hardware import HardwareProfile
@@ -259,18 +257,16 @@ def _vertex_traces(drawing: _Drawing) -> list[go.Scatter]:
     return traces
 
 
-def write_topology_html(
-    hardware: HardwareProfile | Cluster, num_nodes: int | None, path: str | Path, mesh: Mesh | None = None
-) -> Path:
-    """The drawing and a table of counts as one self-contained page at `path`; returns the path.
+def topology_page(hardware: HardwareProfile | Cluster, num_nodes: int | None) -> str:
+    """The drawing and a table of counts as one self-contained page.
 
     Raises:
-        InputError: as `topology_figure`, or the page cannot be written.
+        InputError: as `topology_figure`.
     """
     cluster = hardware if isinstance(hardware, Cluster) else Cluster(hardware, num_nodes or 1)
-    drawn = topology_figure(cluster, mesh=mesh).to_plotly_json()
+    drawn = topology_figure(cluster).to_plotly_json()
     layout = {k: v for k, v in drawn["layout"].items() if k not in ("title", "template")} | {"margin": dict.fromkeys("lrtb", 20)}
-    title, lines = _title(cluster, mesh)
+    title, lines = _title(cluster, None)
     cards = Cards(f"<h1>{escape(title)}</h1>" + "".join(f"<p>{escape(line)}</p>" for line in lines))
     figure = {"id": "topology", "variants": [{"label": "", "data": drawn["data"], "layout": layout}], "height": layout["height"]}
     cards.draw("One node and its way through the fabric", {**figure, "zoom": True})
@@ -278,9 +274,7 @@ def write_topology_html(
     if fleet is not None:
         cards.draw("Every node, pod by pod", fleet)
     cards.add("The whole cluster", Table(("", ""), table_rows(cluster)).html())
-    target = Path(path)
-    write_file(target, cards.html(cluster.hardware.name).encode(), "--html")
-    return target
+    return cards.html(cluster.hardware.name)
 
 
 def table_rows(hardware: HardwareProfile | Cluster, num_nodes: int | None = None) -> list[tuple[str, str]]:
