@@ -137,11 +137,10 @@ def test_nothing_found_still_makes_a_page() -> None:
     assert "does not fit the memory" in page
 
 
-def test_a_page_that_cannot_be_written_is_one_clear_message(found: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search_html, "search_page", lambda *_: "page")
+def test_a_page_that_cannot_be_written_is_one_clear_message(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--html"):
-        write_page(tmp_path, search_page(found, []))
-    write_page(tmp_path / "new" / "page.html", search_page(found, []))
+        write_page(tmp_path, "page")
+    write_page(tmp_path / "new" / "page.html", "page")
     assert (tmp_path / "new" / "page.html").read_text() == "page"
 
 

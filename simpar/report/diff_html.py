@@ -23,9 +23,8 @@ from simpar.report.diff_view import (
     signed,
 )  # fmt: skip
 from simpar.report.encode import time_unit
-from simpar.report.page import Cards, Table
-from simpar.report.palette import GREEN, GREY, ORANGE
-from simpar.report.step_figures import figure
+from simpar.report.page import Cards, Table, tiles
+from simpar.report.step_figures import figure, waterfall_bars
 from simpar.units import format_seconds
 
 COLORS: Final = {
@@ -66,17 +65,14 @@ def diff_page(diff: TraceDiff) -> str:
 
 def _head(diff: TraceDiff) -> str:
     change = diff.measured_step_s - diff.predicted_step_s
-    tiles = [("measured step", format_seconds(diff.measured_step_s), f"mean of {diff.steps}"),
+    shown = [("measured step", format_seconds(diff.measured_step_s), f"mean of {diff.steps}"),
              ("predicted step", format_seconds(diff.predicted_step_s), ""),
              ("difference", signed(change), ratio(diff.predicted_step_s, diff.measured_step_s))]  # fmt: skip
-    tiles += [(name, signed(diff.group(name)), "of the difference") for name in GROUPS if abs(diff.group(name)) > 1e-9]
-    boxes = "".join(
-        f"<div class=tile><span>{escape(a)}</span><b>{escape(b)}</b><span>{escape(c)}</span></div>" for a, b, c in tiles
-    )
+    shown += [(name, signed(diff.group(name)), "of the difference") for name in GROUPS if abs(diff.group(name)) > 1e-9]
     about = f"rank {diff.rank}, pipeline rank {diff.pipeline_rank}; {diff.file}"
     return (
         f"<h1>{escape(diff.scenario)}: predicted and measured</h1><p>{escape(headline(diff))}</p>"
-        f"<p class=soft>{escape(about)}</p><div class=tiles>{boxes}</div>"
+        f"<p class=soft>{escape(about)}</p>{tiles(shown)}"
     )  # fmt: skip
 
 
@@ -88,22 +84,8 @@ def _waterfall(diff: TraceDiff) -> dict[str, Any]:
     values = [diff.predicted_step_s, *(c.difference_s for c in moved), rest, diff.measured_step_s]
     texts = [f"{v * factor:.4g} {unit}" for v in values]
     texts[1:-1] = [("+" if v >= 0 else "") + t for v, t in zip(values[1:-1], texts[1:-1], strict=True)]
-    trace = {
-        "type": "waterfall", "orientation": "h", "y": names, "x": [v * factor for v in values],
-        "measure": ["absolute", *["relative"] * (len(values) - 2), "total"], "customdata": texts,
-        "hovertemplate": "%{y}: %{customdata}<extra></extra>", "totals": {"marker": {"color": GREY}},
-        "increasing": {"marker": {"color": ORANGE}}, "decreasing": {"marker": {"color": GREEN}},
-        "connector": {"line": {"color": "#b0b0b0", "width": 1}},
-    }  # fmt: skip
-    column = [
-        {"xref": "paper", "x": 1.0, "xanchor": "left", "y": name, "text": text, "showarrow": False}
-        for name, text in zip(names, texts, strict=True)
-    ]
-    layout = {
-        "xaxis": {"title": {"text": f"step of this rank ({unit})"}}, "yaxis": {"autorange": "reversed", "automargin": True},
-        "showlegend": False, "annotations": column, "margin": {"l": 64, "r": 120, "t": 14, "b": 48},
-    }  # fmt: skip
-    return figure("difference", [trace], layout, 110 + 30 * len(names))
+    steps = list(zip(names, (v * factor for v in values), texts, strict=True))
+    return waterfall_bars("difference", steps, {"title": {"text": f"step of this rank ({unit})"}}, right=120)
 
 
 def timelines(diff: TraceDiff) -> dict[str, Any]:

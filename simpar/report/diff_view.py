@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from simpar.live.trace_diff import GROUPS, TraceDiff
+from simpar.report.width import rich_table
 from simpar.units import format_seconds
 
 CAUSES = {
@@ -86,25 +86,16 @@ COLLECTIVE_HEADS = ("dimension", "collective", "predicted #", "measured #", "pre
 LATE_HEADS = ("dimension", "collective", "which", "begins at", "predicted", "measured")
 
 
-def _table(title: str, heads: tuple[str, ...], rows: list[tuple[str, ...]], texts: int) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for index, head in enumerate(heads):
-        table.add_column(head, justify="left" if index < texts else "right")
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
 def diff_report(diff: TraceDiff) -> RenderableType:
     """Everything but the timelines."""
     about = f"{diff.scenario}: rank {diff.rank} (pipeline rank {diff.pipeline_rank}), {diff.steps} step(s) of {diff.file}"
     parts: list[RenderableType] = [Text(about), Text(headline(diff), style="bold"), Text("")]
-    parts.append(_table("Seconds of this rank by cause (mean over the steps)", CAUSE_HEADS, cause_rows(diff), 1))
+    parts.append(rich_table("Seconds of this rank by cause (mean over the steps)", CAUSE_HEADS, cause_rows(diff)))
     if diff.ops:
-        parts += [Text(""), _table("Compute, op by op (median step)", OP_HEADS, op_table_rows(diff), 2)]
+        parts += [Text(""), rich_table("Compute, op by op (median step)", OP_HEADS, op_table_rows(diff), (0, 1))]
     if diff.collectives:
-        parts += [Text(""), _table("Collectives (median step)", COLLECTIVE_HEADS, collective_table_rows(diff), 2)]
+        parts += [Text(""), rich_table("Collectives (median step)", COLLECTIVE_HEADS, collective_table_rows(diff), (0, 1))]
     if diff.late:
-        parts += [Text(""), _table("Late collectives", LATE_HEADS, late_rows(diff), 3)]
+        parts += [Text(""), rich_table("Late collectives", LATE_HEADS, late_rows(diff), range(3))]
     parts += [Text(f"note: {note}", style="yellow") for note in diff.notes]
     return Group(*parts)

@@ -6,7 +6,7 @@ nothing from anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -70,6 +70,16 @@ def card(title: str, body: str, width: str = "", note: str = "") -> str:
     """A section; `width` is "" or "half" of a wide screen."""
     text = f"<p class=soft>{escape(note)}</p>" if note else ""
     return f'<section class="card {width}"><h2>{escape(title)}</h2>{text}{body}</section>'
+
+
+def tiles(shown: Iterable[tuple[str, ...]]) -> str:
+    """Headline figures: (title, value, more, style), of which the last two may be missing."""
+    boxes = ""
+    for title, value, *more in shown:
+        below = f"<span>{escape(more[0])}</span>" if more else ""
+        style = f" {more[1]}" if more[1:] else ""
+        boxes += f'<div class="tile{style}"><span>{escape(title)}</span><b>{escape(value)}</b>{below}</div>'
+    return f"<div class=tiles>{boxes}</div>" if boxes else ""
 
 
 def plot(figure: dict[str, Any]) -> str:

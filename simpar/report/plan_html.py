@@ -9,7 +9,7 @@ from simpar.planning.questions import PlanReport
 from simpar.planning.study import Study
 from simpar.report import plan_figures as figures
 from simpar.report import plan_rows as plan
-from simpar.report.page import Cards, Table
+from simpar.report.page import Cards, Table, tiles
 
 _TILES = (
     ("days", "days", ""), ("gpu_hours", "GPU-hours", ""), ("goodput", "goodput", "%"), ("cost_usd", "cost", "US$"),
@@ -49,20 +49,17 @@ def _head(report: PlanReport) -> str:
         parts.append("<p class=warn><b>NOT FEASIBLE</b></p>")
     parts += [f"<p class=warn>warning: {escape(reason)}</p>" for reason in answer.warnings]
     parts += [f"<p class=warn>binds: {escape(reason)}</p>" for reason in answer.binding]
-    tiles = []
+    shown = []
     for name, title, unit in _TILES:
         found = getattr(answer, name)
         if found is not None:
             low, middle, high = (_short(value, unit) for value in (found.p10, found.p50, found.p90))
-            tiles.append((title, f"{middle} {unit}" if unit not in ("", "%") else middle, f"80 %: {low} to {high}"))
+            shown.append((title, f"{middle} {unit}" if unit not in ("", "%") else middle, f"80 %: {low} to {high}"))
     if answer.deadline_probability is not None:
         days = (report.plan.deadline or 0.0) / figures.DAY_S
         chance = f"{answer.deadline_probability:.0%} of the repetitions end within the deadline of {days:,.4g} days"
         parts.append(f"<p>{chance}</p>")
-    boxes = "".join(
-        f"<div class=tile><span>{escape(a)}</span><b>{escape(b)}</b><span>{escape(c)}</span></div>" for a, b, c in tiles
-    )
-    return "".join([*parts, f"<div class=tiles>{boxes}</div>" if boxes else ""])
+    return "".join([*parts, tiles(shown)])
 
 
 def _short(value: float, unit: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +16,7 @@ from simpar.planning.steps import StepModel
 from simpar.planning.study import Study
 from simpar.planning.to_json import report_json
 from simpar.report import plan_rows as plan
+from simpar.report.width import rich_table
 
 INTERRUPTED: Final = 130
 
@@ -73,30 +73,20 @@ def render(report: PlanReport) -> RenderableType:
     answer = report.answer
     parts: list[RenderableType] = [Text(answer.name, style="bold"), *_verdict(answer)]
     if answer.days is not None:
-        parts += [_table(plan.runs_title(answer), plan.HEADLINE_HEADS, plan.headline_rows(answer)), _ledger(answer)]
+        parts += [rich_table(plan.runs_title(answer), plan.HEADLINE_HEADS, plan.headline_rows(answer)), _ledger(answer)]
     if storage := plan.storage_rows(answer):
-        parts.append(_table(plan.STORAGE_TITLE, ("", ""), storage))
+        parts.append(rich_table(plan.STORAGE_TITLE, ("", ""), storage))
     if answer.closed_forms:
-        parts.append(_table(plan.CLOSED_FORMS_TITLE, ("", ""), plan.closed_form_rows(answer)))
+        parts.append(rich_table(plan.CLOSED_FORMS_TITLE, ("", ""), plan.closed_form_rows(answer)))
     if report.published:
         published = plan.published_rows(report)
-        parts.append(_table("Published figures (never inputs)", plan.PUBLISHED_HEADS, published, frozenset({0, 5})))
+        parts.append(rich_table("Published figures (never inputs)", plan.PUBLISHED_HEADS, published, frozenset({0, 5})))
     parts += [_study(study) for study in report.studies]
     if report.tornado is not None:
         title = "Sensitivity: medians with one assumption pushed to its ends"
-        parts.append(_table(title, plan.TORNADO_HEADS, plan.tornado_rows(report.tornado)))
+        parts.append(rich_table(title, plan.TORNADO_HEADS, plan.tornado_rows(report.tornado)))
     parts.append(_assumptions(answer))
     return Group(*(part for index, part in enumerate(parts) for part in ([Text(""), part] if index else [part])))
-
-
-def _table(title: str, heads: plan.Row, rows: Sequence[plan.Row], texts: frozenset[int] = frozenset({0})) -> Table:
-    """A table whose columns are set to the right but for `texts`."""
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for index, head in enumerate(heads):
-        table.add_column(head, justify="left" if index in texts else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def _verdict(answer: Answer) -> list[RenderableType]:
@@ -111,21 +101,21 @@ def _verdict(answer: Answer) -> list[RenderableType]:
 
 
 def _ledger(answer: Answer) -> Table:
-    table = _table("Lost time, hours", plan.LEDGER_HEADS, plan.ledger_rows(answer))
+    table = rich_table("Lost time, hours", plan.LEDGER_HEADS, plan.ledger_rows(answer))
     for name, *counts in plan.failure_rows(answer):
         table.add_row(Text(name, style="dim"), *counts)
     return table
 
 
 def _study(study: Study) -> RenderableType:
-    table = _table(f"{study.kind}: {study.question}", plan.STUDY_HEADS, plan.study_rows(study), frozenset({0, 5, 6}))
+    table = rich_table(f"{study.kind}: {study.question}", plan.STUDY_HEADS, plan.study_rows(study), frozenset({0, 5, 6}))
     if study.chosen is not None:
         table.rows[study.chosen].style = "bold"
     return Group(table, Text(f"-> {study.conclusion}", style="bold"))
 
 
 def _assumptions(answer: Answer) -> Table:
-    table = _table("What this rests on", plan.ASSUMPTION_HEADS, plan.assumption_rows(answer), frozenset(range(4)))
+    table = rich_table("What this rests on", plan.ASSUMPTION_HEADS, plan.assumption_rows(answer), frozenset(range(4)))
     for row, assumption in zip(table.rows, answer.assumptions, strict=True):
         row.style = "yellow" if assumption.kind == "assumed" else None
     return table

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from simpar.live.rank import TOLERANCE, Row
@@ -14,6 +13,7 @@ from simpar.live.rank_command import RankReport
 from simpar.report.page import Cards, Table
 from simpar.report.palette import BLUE, ORANGE
 from simpar.report.step_figures import figure
+from simpar.report.width import rich_table
 from simpar.units import format_bytes, format_seconds
 
 TITLES = {
@@ -58,9 +58,7 @@ def rank_report(report: RankReport) -> RenderableType:
     parts: list[RenderableType] = []
     rows = table_rows(report)
     for layout in dict.fromkeys(row[0] for row in rows):
-        table = RichTable(title=f"{layout}: {report.devices.get(layout, '')}", title_justify="left", box=None, pad_edge=False)
-        for index, head in enumerate(("", *HEADS[3:])):
-            table.add_column(head, justify="right" if 1 <= index <= 4 else "left")
+        table = rich_table(f"{layout}: {report.devices.get(layout, '')}", ("", *HEADS[3:]), texts=(0, 5))
         for row in rows:
             if row[0] == layout:
                 table.add_row(f"{row[1]}: {row[2]}" if row[2] else row[1], *row[3:], style="bold red" if row[-1] else "")

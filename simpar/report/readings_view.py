@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 
 from simpar.readings import Open
+from simpar.report.width import rich_table
 from simpar.units import format_seconds
 
 MOST_LINES = 8
@@ -20,9 +20,7 @@ def readings_report(answer: Open) -> RenderableType:
     step = answer.step
     title = (f"Open facts: step time {format_seconds(step.seconds)} "
              f"(80 %: {format_seconds(step.low)} to {format_seconds(step.high)}) over {len(answer.readings)} readings")  # fmt: skip
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for column in ("reading", "weight", "step time", "80 % interval", "fits"):
-        table.add_column(column, justify="left" if column == "reading" else "right")
+    table = rich_table(title, ("reading", "weight", "step time", "80 % interval", "fits"))
     for reading in answer.readings[:MOST_LINES]:
         named = _named(reading.values)
         interval = f"{format_seconds(reading.low)} to {format_seconds(reading.high)}"

@@ -14,7 +14,7 @@ import numpy as np
 from simpar.program.program import COMPUTE_KINDS, OpKind
 from simpar.readings import TENTH
 from simpar.report.gantt import KINDS
-from simpar.report.page import Table, card, page, plot
+from simpar.report.page import Table, card, page, plot, tiles
 from simpar.report.search_points import Point, name_of, points_of
 from simpar.report.search_view import proof, trade_text, turn
 from simpar.report.step_figures import figure
@@ -48,11 +48,10 @@ def search_page(answer: Answer, reasons: list[Why], files: Files | None = None) 
     best = answer.best
     title = f"Search: {answer.found[0].space.template.name}"
     state = proof(answer.gap, finished=answer.finished, found=best is not None)
-    tiles = [("layouts in the space", f"{answer.size:,}"), ("best", state), ("objective", answer.wish.objective.replace("_", " "))]
+    shown = [("layouts in the space", f"{answer.size:,}"), ("best", state), ("objective", answer.wish.objective.replace("_", " "))]
     if best is not None:
-        tiles += [("step time", format_seconds(best.result.step_time_s)), ("MFU", f"{best.result.mfu:.1%}"),
+        shown += [("step time", format_seconds(best.result.step_time_s)), ("MFU", f"{best.result.mfu:.1%}"),
                   ("memory", format_bytes(best.result.worst_rank.device_bytes))]  # fmt: skip
-    shown = "".join(f"<div class=tile><span>{escape(n)}</span><b>{escape(v)}</b></div>" for n, v in tiles)
     limits = "; ".join(str(c) for c in answer.wish.constraints)
     under = f"<p class=soft>with {escape(limits)}</p>" if limits else ""
     front = "The front" if answer.wish.front else "Best layouts"
@@ -74,7 +73,7 @@ def search_page(answer: Answer, reasons: list[Why], files: Files | None = None) 
     rejected = Table(("layouts", "reason"), [(f"{n:,}", r) for r, n in answer.counts("rejected").items()], (0,))
     evaluated = Table(("layouts", "tier"), [(f"{n:,}", t.replace("_", " ")) for t, n in answer.counts("evaluated").items()], (0,))
     cards += [card("Rejected", rejected.html(), "half"), card("Evaluated", evaluated.html(), "half")]
-    body = f"<h1>{escape(title)}</h1>{under}<div class=tiles>{shown}</div><div class=cards>{''.join(cards)}</div>"
+    body = f"<h1>{escape(title)}</h1>{under}{tiles(shown)}<div class=cards>{''.join(cards)}</div>"
     return page(title, body, figures)
 
 

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from simpar.report.width import ByWidth
+from simpar.report.width import ByWidth, rich_table
 from simpar.result.result import Result
 from simpar.searching.answer import CANNOT_LAUNCH, Answer, Candidate
 from simpar.searching.find import Watch
@@ -186,11 +186,8 @@ def why_report(reason: Why) -> RenderableType:
     what = "fastest" if reason.missed else "best"
     best = Text(f"Its {what} is {reason.scored.choice}: {format_seconds(reason.scored.step_time_s)}{slower}")
     missed = [Text(f"It misses {text}") for text in reason.missed]
-    table = Table(box=None, pad_edge=False)
-    for name in ("seconds", "best", "asked", "difference"):
-        table.add_column(name, justify="left" if name == "seconds" else "right")
-    for name, a, b in reason.waterfall:
-        table.add_row(name, f"{a:.4g}", f"{b:.4g}", f"{b - a:+.4g}")
+    seconds = [(name, f"{a:.4g}", f"{b:.4g}", f"{b - a:+.4g}") for name, a, b in reason.waterfall]
+    table = rich_table("", ("seconds", "best", "asked", "difference"), seconds)
     turns = " or ".join(turn(n, f) for n, f in (reason.would_win_if or {}).items())
     rest = [table] if reason.waterfall else []
     return Group(title, best, *missed, *rest, *([Text(f"It would win if {turns}")] if turns else []))

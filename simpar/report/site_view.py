@@ -11,6 +11,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.table import Table
 
+from simpar.report.width import rich_table
 from simpar.site.learned import Adapted
 from simpar.specs.site import TENTH
 from simpar.units import format_bytes, format_seconds
@@ -34,9 +35,7 @@ def site_report(found: Adapted) -> RenderableType:
 
 
 def _factors(found: Adapted) -> Table:
-    table = Table(title=f"{found.site.name}: what moved", title_justify="left", box=None, pad_edge=False)
-    for column in ("", "factor", "80 % interval", "before the runs"):
-        table.add_column(column, justify="left" if not column else "right")
+    table = rich_table(f"{found.site.name}: what moved", ("", "factor", "80 % interval", "before the runs"))
     after = TENTH * np.sqrt(np.diag(found.posterior.covariance))
     before = TENTH * np.sqrt(np.diag(found.prior.usual_covariance))
     for index, (name, value) in enumerate(found.site.factors.items()):
@@ -53,9 +52,8 @@ def _factors(found: Adapted) -> Table:
 
 
 def _runs(found: Adapted) -> Table:
-    table = Table(title="runs learned from", title_justify="left", box=None, pad_edge=False)
-    for column in ("run", "measured", "without site", "error", "with site", "error", "believed"):
-        table.add_column(column, justify="left" if column == "run" else "right")
+    heads = ("run", "measured", "without site", "error", "with site", "error", "believed")
+    table = rich_table("runs learned from", heads)
     for run in found.site.runs[:MOST_LINES]:
         errors = [f"{getattr(run, key) / run.measured_s - 1.0:+.1%}" for key in ("before_s", "after_s")]
         table.add_row(
@@ -81,9 +79,7 @@ def _changes(found: Adapted) -> list[str]:
 
 def tuning_report(found: Mapping[str, Any]) -> RenderableType:
     """The trials of `simpar tune`, the best layout so far, and what comes next."""
-    table = Table(title="trials", title_justify="left", box=None, pad_edge=False)
-    for column in ("trial", "layout", "worth", "expected", "measured"):
-        table.add_column(column, justify="left" if column in ("trial", "layout") else "right")
+    table = rich_table("trials", ("trial", "layout", "worth", "expected", "measured"), texts=(0, 1))
     for trial in found["trials"]:
         measured = trial["failed"] or ("" if trial["measured_s"] is None else format_seconds(trial["measured_s"]))
         row = (trial["folder"], trial["layout"], f"{trial['worth']:.1%}", format_seconds(trial["expected_s"]), measured)

@@ -19,33 +19,39 @@ def waterfall(result: Result) -> dict[str, Any]:
     return waterfall_of(result.waterfall(), result.step_time_s)
 
 
-def waterfall_of(entries: list[tuple[str, float]], step_time_s: float, last: str = "predicted step") -> dict[str, Any]:
+def waterfall_of(entries: list[tuple[str, float]], step_time_s: float) -> dict[str, Any]:
     """The same from its entries, seconds that add up to the step."""
     unit, factor = time_unit(step_time_s)
-    steps = [(name, seconds * factor) for name, seconds in entries]
-    total = step_time_s * factor
-    names = [name for name, _ in steps] + [last]
-    values = [value for _, value in steps] + [total]
-    share = [value / total if total else 0.0 for value in values]
-    texts = [f"{value:.4g} {unit} ({part:.1%})" for value, part in zip(values, share, strict=True)]
+    steps = [*entries, ("predicted step", step_time_s)]
+    share = [seconds / step_time_s if step_time_s else 0.0 for _, seconds in steps]
+    bars = [(n, s * factor, f"{s * factor:.4g} {unit} ({part:.1%})") for (n, s), part in zip(steps, share, strict=True)]
+    axis = {"title": {"text": f"mean over pipeline ranks ({unit})"}, "range": [0, step_time_s * factor * 1.02]}
+    return waterfall_bars("waterfall", bars, axis, right=160)
+
+
+def waterfall_bars(name: str, steps: list[tuple[str, float, str]], axis: dict[str, Any], right: int) -> dict[str, Any]:
+    """A waterfall of (title, value, text): the first absolute, the last the total, between them what leads from one to the other.
+
+    Args:
+        right: pixels beside the plot for the texts.
+    """
+    names, values, texts = (list(column) for column in zip(*steps, strict=True))
     trace = {
         "type": "waterfall", "orientation": "h", "y": names, "x": values, "customdata": texts,
-        "measure": ["absolute", *["relative"] * (len(steps) - 1), "total"],
+        "measure": ["absolute", *["relative"] * (len(steps) - 2), "total"],
         "hovertemplate": "%{y}: %{customdata}<extra></extra>",
         "totals": {"marker": {"color": GREY}}, "increasing": {"marker": {"color": ORANGE}},
         "decreasing": {"marker": {"color": GREEN}}, "connector": {"line": {"color": "#b0b0b0", "width": 1}},
     }  # fmt: skip
     # The numbers stand in a column beside the plot: at the bars they would run into each other and over the edge.
     column = [
-        {"xref": "paper", "x": 1.0, "xanchor": "left", "y": name, "text": text, "showarrow": False}
-        for name, text in zip(names, texts, strict=True)
+        {"xref": "paper", "x": 1.0, "xanchor": "left", "y": title, "text": text, "showarrow": False} for title, _, text in steps
     ]
     layout = {
-        "xaxis": {"title": {"text": f"mean over pipeline ranks ({unit})"}, "range": [0, total * 1.02]},
-        "yaxis": {"autorange": "reversed", "automargin": True}, "showlegend": False, "annotations": column,
-        "margin": {"l": 64, "r": 160, "t": 14, "b": 48},
+        "xaxis": axis, "yaxis": {"autorange": "reversed", "automargin": True}, "showlegend": False, "annotations": column,
+        "margin": {"l": 64, "r": right, "t": 14, "b": 48},
     }  # fmt: skip
-    return figure("waterfall", [trace], layout, 110 + 30 * len(names))
+    return figure(name, [trace], layout, 110 + 30 * len(names))
 
 
 def communication(result: Result) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from simpar.report import layout_plot, memory_plot, step_figures
 from simpar.report.gantt import gantt
-from simpar.report.page import Table, card, page, plot
+from simpar.report.page import Table, card, page, plot, tiles
 from simpar.report.step_table import PARTS_HEADS, advice, format_metric, part_rows, unit_of
 from simpar.result.published import IN_SAMPLE
 from simpar.result.result import MFU_DEFINITION, Result
@@ -66,7 +66,7 @@ def _head(result: Result) -> str:
     degrees += [f"virtual stages {plan.virtual_stages}"] if plan.virtual_stages > 1 else []
     degrees += [f"ep {plan.ep}"] if plan.ep > 1 else []
     degrees += [f"ZeRO {plan.zero_stage}", result.schedule_name, f"{layout.num_microbatches} micro-batches"]
-    tiles = [
+    shown = [
         ("step time", format_seconds(result.step_time_s), f"80 %: {format_seconds(low)} to {format_seconds(high)}", ""),
         (f"{unit}/s per GPU", f"{result.tokens_per_s_per_gpu:,.1f}", f"{result.tokens_per_s:,.0f} {unit}/s in all", ""),
         ("MFU", f"{result.mfu:.1%}", f"non-causal {result.mfu_non_causal:.1%}, HFU {result.hfu:.1%}", ""),
@@ -79,15 +79,11 @@ def _head(result: Result) -> str:
     if result.repetitions is not None:
         draws = result.repetitions
         text = f"p90 {format_seconds(draws.p90)}, p99 {format_seconds(draws.p99)}"
-        tiles.insert(1, (f"step over {len(draws.makespans_s)} draws, p50", format_seconds(draws.p50), text, ""))
-    boxes = "".join(
-        f'<div class="tile {style}"><span>{escape(name)}</span><b>{escape(value)}</b><span>{escape(more)}</span></div>'
-        for name, value, more, style in tiles
-    )
+        shown.insert(1, (f"step over {len(draws.makespans_s)} draws, p50", format_seconds(draws.p50), text, ""))
     text = f"{result.world_size:,} x {layout.hardware.gpu.name} ({layout.hardware.name}): {', '.join(degrees)}"
     about = layout.scenario.description
     described = f"<p class=soft>{escape(about)}</p>" if about else ""
-    return f"<h1>{escape(layout.scenario.name)}</h1><p>{escape(text)}</p>{described}<div class=tiles>{boxes}</div>"
+    return f"<h1>{escape(layout.scenario.name)}</h1><p>{escape(text)}</p>{described}{tiles(shown)}"
 
 
 def _placements(result: Result) -> str:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from simpar.report.terms import terms_in
-from simpar.report.width import ByWidth
+from simpar.report.width import ByWidth, rich_table
 from simpar.result.published import IN_SAMPLE
 from simpar.result.result import MFU_DEFINITION, Result
 from simpar.specs.architecture import TokenModel
@@ -90,12 +90,7 @@ def part_rows(result: Result) -> list[tuple[str, ...]]:
 
 def _parts(result: Result) -> list[RenderableType]:
     rows = part_rows(result)
-    table = Table(title="Who does what", title_justify="left", box=None, pad_edge=False)
-    for head in PARTS_HEADS:
-        table.add_column(head)
-    for row in rows:
-        table.add_row(*row)
-    return [table, Text("")] if rows else []
+    return [rich_table("Who does what", PARTS_HEADS, rows, range(len(PARTS_HEADS))), Text("")] if rows else []
 
 
 def _memory(result: Result) -> Table:
@@ -195,14 +190,8 @@ def comparison(first: Result, second: Result) -> RenderableType:
     """Two results side by side: what differs in what was asked, then what came out."""
     mine, theirs = first.layout.scenario, second.layout.scenario
     names = (mine.name, theirs.name) if mine.name != theirs.name else (f"{mine.name} (first)", f"{theirs.name} (second)")
-    asked = Table(box=None, pad_edge=False, title="What differs", title_justify="left")
-    for name in ("", "first", "second"):
-        asked.add_column(name, justify="right" if name else "left", overflow="fold")
-    for field, left, right in differences(mine, theirs):
-        asked.add_row(field, left, right)
-    table = Table(box=None, pad_edge=False, title="What comes out", title_justify="left")
-    for name in ("", "unit", *names, "change"):
-        table.add_column(name, justify="left" if name in ("", "unit") else "right", overflow="fold")
+    asked = rich_table("What differs", ("", "first", "second"), differences(mine, theirs))
+    table = rich_table("What comes out", ("", "unit", *names, "change"), texts=(0, 1))
     rows: list[tuple[str, str, float, float, str]] = [
         ("step time", "s", first.step_time_s, second.step_time_s, ".4g"),
         (f"{unit_of(first)}/s per GPU", "1/s", first.tokens_per_s_per_gpu, second.tokens_per_s_per_gpu, ",.1f"),
