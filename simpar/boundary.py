@@ -20,6 +20,7 @@ import stat
 import tomllib
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -91,6 +92,27 @@ def _unpacked(data: bytes, path: Path, most: int) -> bytes:
     except (EOFError, OSError, zlib.error):
         raise InputError(f"{path}: damaged gzip file; expected a whole .gz or plain text") from None
     return b"".join(parts)
+
+
+@contextmanager
+def streaming(path: Path, expected: str) -> Iterator[None]:
+    """While a file is read bit by bit: what goes wrong with it is one clear message.
+
+    Raises:
+        InputError: missing, a folder, not text, a damaged gzip file, or unreadable.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise InputError(f"{path}: is a folder; expected {expected}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not a text file; expected {expected}") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise InputError(f"{path}: damaged gzip file; expected a whole .gz or plain text") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
 def _size(count: int) -> str:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from simpar.errors import InputError
 from simpar.interop import kineto
-from simpar.interop.intervals import common, length, union
 from simpar.interop.profile_parts import merge, read_part, write_part
+from simpar.live.intervals import common, length, union
 
 GEMM = "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT"
 REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 import simpar
 from simpar.errors import InputError
 from simpar.interop.inert_pickle import load_inert, load_plain
-from simpar.interop.intervals import length, union
 from simpar.interop.kineto_stream import Head, stream
+from simpar.live.intervals import length, union
 from simpar.runlogs.flight_recorder import read_recorders
 from simpar.runlogs.kineto_rank import read_rank
 from simpar.runlogs.nsys import read_nsys

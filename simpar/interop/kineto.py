@@ -7,7 +7,6 @@ of communication time during which compute kernels run too, |comm and comp| / |c
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +18,9 @@ from typing import Any, Final
 
 from simpar.boundary import reader
 from simpar.errors import InputError, Violation
-from simpar.interop.intervals import Interval, common, length, union
 from simpar.interop.kineto_stream import EXPECTED, Head, stream
 from simpar.interop.profile_parts import Part
+from simpar.live.intervals import Interval, common, inside, length, union
 
 US: Final = 1e-6
 CLASSES: Final = ("gemm", "attention", "memory-bound", "nccl", "copy")
@@ -93,6 +92,12 @@ def collective_name(name: str) -> str:
              "alltoallv": "all_to_all", "send": "send_recv", "recv": "send_recv",
              "reducescattertensor": "reduce_scatter"}  # fmt: skip
     return known.get(plain, plain or "unknown")
+
+
+def collective_of(kernel: str, args: Mapping[str, Any]) -> str:
+    """simpar's name of the collective that a kernel of NCCL or RCCL runs: what c10d noted beside it, else by the kernel's name."""
+    noted = args.get("Collective name")
+    return collective_name(str(noted or re.sub(r"^(?:nccl|rccl)(?:Dev)?Kernel_([A-Za-z]+).*", r"\1", kernel)))
 
 
 def collective_bytes(collective: str, args: Mapping[str, Any]) -> float | None:
@@ -169,13 +174,18 @@ def device_kernels(events: Sequence[Mapping[str, Any]], file: str) -> list[Kerne
     return found
 
 
-def _launch(events: Sequence[Mapping[str, Any]], kernels: Sequence[Kernel], file: str) -> dict[str, float | None]:
-    """Seconds from the host's call to the kernel's start, and idle time between kernels."""
-    called = {
+def launches(events: Sequence[Mapping[str, Any]], file: str) -> dict[Any, float]:
+    """Correlation of a kernel -> when the host called for it, seconds."""
+    return {
         event["args"]["correlation"]: span(event, file)[0]
         for event in events
         if str(event.get("cat")) in ("cuda_runtime", "cuda_driver") and "correlation" in (event.get("args") or {})
     }  # fmt: skip
+
+
+def _launch(events: Sequence[Mapping[str, Any]], kernels: Sequence[Kernel], file: str) -> dict[str, float | None]:
+    """Seconds from the host's call to the kernel's start, and idle time between kernels."""
+    called = launches(events, file)
     waits = [k.start_s - called[c] for k in kernels if (c := k.args.get("correlation")) in called]
     compute = union((k.start_s, k.end_s) for k in kernels if k.kind not in ("nccl", "copy"))
     busy = union((k.start_s, k.end_s) for k in kernels)
@@ -211,20 +221,13 @@ def _collectives(kernels: Sequence[Kernel]) -> list[dict[str, Any]]:
     groups: dict[tuple[str, float, int], list[float]] = defaultdict(list)
     for k in kernels:
         if k.kind == "nccl":
-            raw = str(k.args.get("Collective name") or re.sub(r"^(?:nccl|rccl)(?:Dev)?Kernel_([A-Za-z]+).*", r"\1", k.name))
-            name = collective_name(raw)
-            size = k.args.get("Group size")
+            name, size = collective_of(k.name, k.args), k.args.get("Group size")
             groups[name, collective_bytes(name, k.args) or 0.0, size if isinstance(size, int) else 0].append(k.seconds)
     return [
         {"collective": name, "bytes": size or None, "group_size": ranks or None, "count": len(t), "least_s": min(t),
          "median_s": median(t), "seconds": sum(t)}
         for (name, size, ranks), t in sorted(groups.items())
     ]  # fmt: skip
-
-
-def _inside(spans: Sequence[Interval], moment: float) -> bool:
-    at = bisect_right(spans, (moment, float("inf"))) - 1
-    return at >= 0 and spans[at][0] <= moment < spans[at][1]
 
 
 def _gemm_shape(event: Mapping[str, Any]) -> tuple[tuple[int, int, int], str] | None:
@@ -268,7 +271,7 @@ def _gemm_points(events: Sequence[Mapping[str, Any]], kernels: Sequence[Kernel],
     times: dict[tuple[tuple[int, int, int], str], list[float]] = defaultdict(list)
     for event in events:
         found = _gemm_shape(event) if event.get("cat") == "cpu_op" else None
-        if found is None or _inside(covered.get(event.get("tid"), []), span(event, file)[0]):
+        if found is None or inside(covered.get(event.get("tid"), []), span(event, file)[0]):
             continue
         mine = by_op.get((event.get("args") or {}).get("External id"), [])
         beside = common(union((k.start_s, k.end_s) for k in mine), comm)

@@ -18,17 +18,19 @@ from typing import Any, Final
 
 from simpar.boundary import reader
 from simpar.errors import InputError
-from simpar.interop.intervals import Interval
 from simpar.interop.kineto import (
     Kernel,
     collective_bytes,
     collective_name,
+    collective_of,
     communication,
     device_kernels,
     kernel_class,
+    launches,
     span,
     trace_events,
 )  # fmt: skip
+from simpar.live.intervals import Interval, inside
 from simpar.live.trace_diff import MeasuredTrace
 from simpar.live.trace_slices import Slice
 from simpar.parallel.layout import Layout
@@ -153,27 +155,18 @@ def _ranks(value: object) -> tuple[int, ...]:
     return tuple(sorted(map(int, re.findall(r"\d+", text)))) if text and "..." not in text else ()
 
 
-def _annotations(events: Iterable[Mapping[str, Any]], file: str, wanted: str) -> list[Interval]:
-    """Spans of the host's annotations that begin with `wanted`, by start."""
-    return sorted(span(e, file) for e in events if e.get("cat") == "user_annotation" and str(e.get("name", "")).startswith(wanted))
-
-
-def _inside(spans: Sequence[Interval], moment: float) -> bool:
-    at = bisect_right(spans, (moment, float("inf"))) - 1
-    return at >= 0 and moment < spans[at][1]
+def _updates(events: Iterable[Mapping[str, Any]], file: str) -> list[Interval]:
+    """Spans of the host's annotations around updates, by start."""
+    named = (e for e in events if e.get("cat") == "user_annotation" and str(e.get("name", "")).startswith("Optimizer.step"))
+    return sorted(span(e, file) for e in named)
 
 
 def _gpu(events: Sequence[Mapping[str, Any]], file: str, groups: _Groups) -> tuple[list[Slice], list[str]]:
-    called = {
-        event["args"]["correlation"]: span(event, file)[0]
-        for event in events
-        if str(event.get("cat")) in ("cuda_runtime", "cuda_driver") and "correlation" in (event.get("args") or {})
-    }  # fmt: skip
-    optimizer = _annotations(events, file, "Optimizer.step")
+    called, optimizer = launches(events, file), _updates(events, file)
     found = []
     for kernel in device_kernels(events, file):
         ready = called.get(kernel.args.get("correlation"))
-        found.append(_gpu_slice(kernel, ready, groups, _inside(optimizer, ready if ready is not None else -1.0)))
+        found.append(_gpu_slice(kernel, ready, groups, inside(optimizer, ready if ready is not None else -1.0)))
     return found, [f"collectives of no group of the layout: {', '.join(sorted(groups.unknown))}"] if groups.unknown else []
 
 
@@ -192,8 +185,7 @@ def _gpu_slice(kernel: Kernel, ready: float | None, groups: _Groups, in_optimize
         if (own := communication(kernel.name)) is not None and "Collective name" not in kernel.args:
             dimension = own[1] if own[1] in groups.used else groups.dimension(own[0], kernel.args)
             return Slice(kernel.start_s, kernel.end_s, dimension, own[0], lane, collective=own[0], ready_s=ready)
-        raw = str(kernel.args.get("Collective name") or re.sub(r"^(?:nccl|rccl)(?:Dev)?Kernel_([A-Za-z]+).*", r"\1", kernel.name))
-        name = collective_name(raw)
+        name = collective_of(kernel.name, kernel.args)
         # An all-to-all runs as sends and receives too; a batch of them calls itself "coalesced".
         name = "send_recv" if "sendrecv" in kernel.name.lower() and name != "all_to_all" else name
         return Slice(kernel.start_s, kernel.end_s, groups.dimension(name, kernel.args), name, lane, collective=name,
@@ -206,7 +198,7 @@ def _gpu_slice(kernel: Kernel, ready: float | None, groups: _Groups, in_optimize
 
 def _cpu(events: Sequence[Mapping[str, Any]], file: str, groups: _Groups) -> tuple[list[Slice], list[str]]:
     """What the ops of every thread do themselves; ready when they start, as the host is the device."""
-    optimizer = _annotations(events, file, "Optimizer.step")
+    optimizer = _updates(events, file)
     threads: dict[Any, list[tuple[float, float, str]]] = defaultdict(list)
     found: list[Slice] = []
     for event in events:
@@ -221,7 +213,7 @@ def _cpu(events: Sequence[Mapping[str, Any]], file: str, groups: _Groups) -> tup
         for start, end, name in _own_time(spans):
             if name.startswith("c10d::") or end <= start:
                 continue  # issues a collective; the time on the wire is an event of its own
-            kind = "optimizer" if _inside(optimizer, start) else "memory_bound"
+            kind = "optimizer" if inside(optimizer, start) else "memory_bound"
             kind = "gemm" if _CPU_GEMM.match(name) else "attention" if _CPU_ATTENTION.match(name) else kind
             found.append(Slice(start, end, kind, name, f"thread {tid}", ready_s=start))
     if not found:

@@ -6,12 +6,12 @@ import gzip
 import io
 import json
 import re
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from simpar.boundary import streaming
 from simpar.errors import InputError
 
 EXPECTED: Final = "torch.profiler's export_chrome_trace"
@@ -43,19 +43,8 @@ def stream(path: Path, head: Head) -> Iterator[dict[str, Any]]:
     Raises:
         InputError: missing, no such trace, damaged, or an event that is not JSON.
     """
-    try:
-        with _opened(path) as file:
-            yield from _Scanner(path, file, head).events()
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise InputError(f"{path}: is a folder; expected {EXPECTED}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: not a text file; expected {EXPECTED}") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise InputError(f"{path}: damaged gzip file; expected a whole .gz or plain text") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    with streaming(path, EXPECTED), _opened(path) as file:
+        yield from _Scanner(path, file, head).events()
 
 
 def _opened(path: Path) -> io.TextIOWrapper:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from simpar.live.trace_partition import exposed, union
+from simpar.live.intervals import union
+from simpar.live.trace_partition import exposed
 from simpar.live.trace_slices import COMPUTE, DIMENSIONS, Slice
 
 
@@ -162,7 +163,7 @@ def _calls(slices: Sequence[Slice]) -> dict[tuple[str, str], list[Slice]]:
 def collective_rows(predicted: Sequence[Slice], measured: Sequence[Slice]) -> list[CollectiveRow]:
     """Every dimension and kind that either side has."""
     first, second = _calls(predicted), _calls(measured)
-    busy = [union([s for s in slices if s.kind in COMPUTE]) for slices in (predicted, measured)]
+    busy = [union((s.start_s, s.end_s) for s in slices if s.kind in COMPUTE) for slices in (predicted, measured)]
     rows = []
     for key in sorted({*first, *second}, key=lambda k: (DIMENSIONS.index(k[0]), k[1])):
         a, b = first.get(key, []), second.get(key, [])

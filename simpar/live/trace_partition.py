@@ -124,14 +124,3 @@ def exposed(item: Slice, busy: Sequence[tuple[float, float]]) -> float:
             break
         covered += max(min(b, item.end_s) - max(a, item.start_s), 0.0)
     return item.seconds - covered
-
-
-def union(slices: Sequence[Slice]) -> list[tuple[float, float]]:
-    """Sorted disjoint intervals that the slices cover."""
-    found: list[tuple[float, float]] = []
-    for a, b in sorted((s.start_s, s.end_s) for s in slices if s.end_s > s.start_s):
-        if found and a <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], b))
-        else:
-            found.append((a, b))
-    return found

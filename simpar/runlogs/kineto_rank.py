@@ -13,7 +13,7 @@ import numpy as np
 
 from simpar.boundary import reader
 from simpar.errors import InputError
-from simpar.interop.kineto import collective_name, kernel_class
+from simpar.interop.kineto import collective_name, collective_of, kernel_class
 from simpar.interop.kineto_stream import EXPECTED, Head, stream
 from simpar.runlogs.rank_trace import MOST_CALLS, UPDATE, Call, Mark, RankTrace, Spans, launched_at, steps_of
 
@@ -87,9 +87,8 @@ class _Found:
         correlation = args.get("correlation")
         self.correlations.append(correlation if isinstance(correlation, int) else -1)
         if wire and len(self.calls) < MOST_CALLS:
-            raw = str(args.get("Collective name") or re.sub(r"^(?:nccl|rccl)(?:Dev)?Kernel_([A-Za-z]+).*", r"\1", name))
             source = args.get("Src Rank")
-            self.calls.append((_group(args), collective_name(raw), start, end, source if isinstance(source, int) else None))
+            self.calls.append((_group(args), collective_of(name, args), start, end, source if isinstance(source, int) else None))
 
     def rank(self, head: Head) -> RankTrace:
         on_device = len(self.device.starts) > 0

@@ -5,14 +5,13 @@ from __future__ import annotations
 import gzip
 import io
 import re
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from simpar.boundary import encoding_of
+from simpar.boundary import encoding_of, streaming
 from simpar.errors import InputError
 
 MOST_LINE: Final = 2**16
@@ -48,25 +47,16 @@ def lines_of(path: Path) -> Iterator[Line]:
     Raises:
         InputError: missing, no file, not text, or larger than `MOST_BYTES` unpacked.
     """
-    try:
-        with _opened(path) as file:
-            total = number = 0
-            for raw in iter(lambda: file.readline(MOST_LINE), ""):
-                total += len(raw)
-                number += raw.endswith("\n")
-                if number < 2 and "\x00" in raw:
-                    raise InputError(f"{path}: not a text file; expected a training log")
-                if total > MOST_BYTES:
-                    raise InputError(f"{path}: is larger than {MOST_BYTES >> 30} GiB unpacked; expected a training log")
-                yield from cleaned(raw, number)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise InputError(f"{path}: is a folder; expected a log in it") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise InputError(f"{path}: damaged gzip file; expected a whole .gz or plain text") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    with streaming(path, "a log in it"), _opened(path) as file:
+        total = number = 0
+        for raw in iter(lambda: file.readline(MOST_LINE), ""):
+            total += len(raw)
+            number += raw.endswith("\n")
+            if number < 2 and "\x00" in raw:
+                raise InputError(f"{path}: not a text file; expected a training log")
+            if total > MOST_BYTES:
+                raise InputError(f"{path}: is larger than {MOST_BYTES >> 30} GiB unpacked; expected a training log")
+            yield from cleaned(raw, number)
 
 
 def _opened(path: Path) -> io.TextIOWrapper:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from simpar.errors import InputError
-from simpar.interop.kineto import collective_name, kernel_class
+from simpar.interop.kineto import collective_of, kernel_class
 from simpar.runlogs.rank_trace import MOST_CALLS, UPDATE, Call, Mark, RankTrace, Spans, steps_of
 
 _KERNELS: Final = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -99,8 +99,7 @@ def _work(base: sqlite3.Connection, tables: set[str], names: dict[Any, Any], zer
             at = launches.get((pid, correlation))
             process.launched.append(np.nan if at is None else (at - zero) * 1e-9)
             if wire and len(process.calls) < MOST_CALLS:
-                plain = re.sub(r"^(?:nccl|rccl)(?:Dev)?Kernel_([A-Za-z]+).*", r"\1", label)
-                process.calls.append((collective_name(plain), a, b))
+                process.calls.append((collective_of(label, {}), a, b))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
 Interval = tuple[float, float]
@@ -35,3 +36,9 @@ def common(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interv
         else:
             j += 1
     return found
+
+
+def inside(intervals: Sequence[Interval], moment: float) -> bool:
+    """Whether `moment` lies in one of the sorted `intervals`."""
+    at = bisect_right(intervals, (moment, float("inf"))) - 1
+    return at >= 0 and moment < intervals[at][1]
