@@ -6,7 +6,7 @@ pp from the fastest on, with experts tp, cp, pp, dp (parallel/context.py), and h
 
 from __future__ import annotations
 
-import re
+import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -24,12 +24,6 @@ _FACTS: Final = frozenset({
     "training.compile", "training.cross_entropy",
 })  # fmt: skip
 """What nanotron's runtime always does, whatever a scenario assumes of it."""
-
-
-_PLAIN: Final = re.compile(r"[A-Za-z_]\w*")
-_WORDS: Final = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
-"""Words that YAML does not take for a text."""
-_ESCAPED: Final = {'"': '\\"', "\\": "\\\\"}
 
 
 def violations(scenario: Scenario) -> list[Violation]:
@@ -151,37 +145,11 @@ def _model(model: TransformerSpec) -> dict[str, Any]:
     return table
 
 
-def yaml_text(value: Any, indent: int = 0) -> str:
-    """Mappings, sequences of mappings, and plain scalars as block YAML."""
-    pad, lines = " " * indent, []
-    for name, inner in value.items():
-        if isinstance(inner, dict):
-            lines.append(f"{pad}{name}:\n{yaml_text(inner, indent + 2)}")
-        elif isinstance(inner, list):
-            lines.append(f"{pad}{name}:" if inner else f"{pad}{name}: []")
-            lines += [
-                f"{pad}- {yaml_text(item, indent + 2).lstrip() if isinstance(item, dict) else _scalar(item)}" for item in inner
-            ]
-        else:
-            lines.append(f"{pad}{name}: {_scalar(inner)}")
-    return "\n".join(lines)
+def yaml_text(table: dict[str, Any]) -> str:
+    """A configuration as block YAML in its own order."""
+    import yaml
 
-
-def _scalar(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, float):
-        # YAML 1.1 takes 1e-08 for a string: a mantissa with a point makes it a number.
-        text = repr(value)
-        return text if "." in text.split("e")[0] else text.replace("e", ".0e")
-    if isinstance(value, str):
-        return value if _PLAIN.fullmatch(value) and value.lower() not in _WORDS else _quoted(value)
-    return str(value)
-
-
-def _quoted(text: str) -> str:
-    """In double quotes on one line, whatever the text holds."""
-    return '"' + "".join(_ESCAPED.get(c, c if c.isprintable() else f"\\U{ord(c):08x}") for c in text) + '"'
+    return yaml.safe_dump(table, sort_keys=False, allow_unicode=True, width=sys.maxsize).rstrip("\n")
 
 
 def export(scenario: Scenario) -> dict[str, str]:
