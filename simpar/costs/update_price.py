@@ -40,10 +40,7 @@ def update_price(layout: Layout, stages: Sequence[int], work: Pricing, norm_s: f
         lead_s: seconds by which the host is ahead of the device when it begins.
     """
     spec, kind, calibration = layout.framework, layout.optimizer, layout.calibration
-    weights = [0.0, 0.0]
-    for stage in stages:
-        for index, count in enumerate(layout.block_parameters(stage, 0, len(layout.stage_blocks[stage]), trainable=True)):
-            weights[index] += count
+    weights = layout.held_parameters(stages, trainable=True)
     shards = _shards(layout)
     own = weights[0] / shards[0] + weights[1] / shards[1]
     if layout.plan.offload.optimizer:

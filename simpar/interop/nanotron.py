@@ -149,7 +149,8 @@ def yaml_text(table: dict[str, Any]) -> str:
     """A configuration as block YAML in its own order."""
     import yaml
 
-    return yaml.safe_dump(table, sort_keys=False, allow_unicode=True, width=sys.maxsize).rstrip("\n")
+    text: str = yaml.safe_dump(table, sort_keys=False, allow_unicode=True, width=sys.maxsize)
+    return text.rstrip("\n")
 
 
 def export(scenario: Scenario) -> dict[str, str]:

@@ -71,6 +71,9 @@ def columns_of(whole: Any, group: Group) -> Any:
 class Entry(nn.Module):
     """What stands before column-parallel weights."""
 
+    pair: Any = (Gather, Copy)
+    """With the sequence split over tensor ranks, and without."""
+
     def __init__(self, groups: Groups) -> None:
         super().__init__()
         self.groups = groups
@@ -78,16 +81,13 @@ class Entry(nn.Module):
     def forward(self, x: Any) -> Any:
         if self.groups.tp.size == 1:
             return x
-        return (Gather if self.groups.sequence_parallel else Copy).apply(x, self.groups.tp)
+        return self.pair[0 if self.groups.sequence_parallel else 1].apply(x, self.groups.tp)
 
 
 class Exit(Entry):
     """What stands after row-parallel weights."""
 
-    def forward(self, x: Any) -> Any:
-        if self.groups.tp.size == 1:
-            return x
-        return (Scatter if self.groups.sequence_parallel else Reduce).apply(x, self.groups.tp)
+    pair = (Scatter, Reduce)
 
 
 def rotate(x: Any, angles: tuple[Any, Any]) -> Any:

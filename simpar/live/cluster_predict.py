@@ -357,10 +357,7 @@ def optimizer_parameters(priced: Priced) -> list[float]:
     layout, found = priced.layout, []
     for key in priced.program.price_keys:
         if isinstance(key, OptimizerStep):
-            dense = experts = 0.0
-            for stage in priced.held[key.rank]:
-                more, more_experts = layout.block_parameters(stage, 0, len(layout.stage_blocks[stage]), trainable=True)
-                dense, experts = dense + more, experts + more_experts
+            dense, experts = layout.held_parameters(priced.held[key.rank], trainable=True)
             sharded = layout.plan.zero_stage >= 1
             found.append(dense / (layout.shard_ranks if sharded else 1) + experts / (layout.expert_shard_ranks if sharded else 1))
     return found

@@ -135,8 +135,8 @@ def _predict(plan: RankPlan, published_s: float) -> Predicted:
     result = interpret(priced, run(priced, "longest_path"))
     layout, role = priced.layout, plan.pipeline_rank
     held = priced.held[role]
-    dense = sum(layout.block_parameters(s, 0, len(layout.stage_blocks[s]))[0] for s in held) / layout.shard_ranks
-    experts = sum(layout.block_parameters(s, 0, len(layout.stage_blocks[s]))[1] for s in held) / layout.expert_shard_ranks
+    whole, whole_experts = layout.held_parameters(held)
+    dense, experts = whole / layout.shard_ranks, whole_experts / layout.expert_shard_ranks
     state = layout.state_bytes
     memory = next(m for m in result.memory if m.rank == role)
     saved = {b.name: b.saved_bytes for s in held for b in layout.stage_blocks[s] if b.name in ("layer", "moe_layer")}

@@ -137,10 +137,7 @@ def _shapes(priced: Priced, role: int) -> Iterator[tuple[Shape, float]]:
 
 def _update(priced: Priced, key: OptimizerStep) -> Iterator[tuple[Shape, float]]:
     layout = priced.layout
-    dense = experts = 0.0
-    for stage in priced.held[key.rank]:
-        more, more_experts = layout.block_parameters(stage, 0, len(layout.stage_blocks[stage]), trainable=True)
-        dense, experts = dense + more, experts + more_experts
+    dense, experts = layout.held_parameters(priced.held[key.rank], trainable=True)
     own = dense / layout.shard_ranks + experts / layout.expert_shard_ranks
     moved = own * layout.framework.optimizer.optimizer_traffic_bytes
     dims = {"rows": max(1, round(own / ADAM_PIECE**2)), "width": ADAM_PIECE}

@@ -6,7 +6,7 @@ mixers of its own derives from `Decoder` and overrides the method that builds th
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from simpar.model.config_keys import EXPERTS, PER_TOKEN, TIED, UNDERSTOOD, Keys
 from simpar.model.family import Family
@@ -25,6 +25,9 @@ from simpar.specs.mixers import (
 
 class Decoder:
     """Reads one decoder; `architecture()` is the result."""
+
+    streams: ClassVar[str] = ""
+    """Key of the residual streams that run side by side, of a family with more than one."""
 
     def __init__(self, keys: Keys, family: Family) -> None:
         self.k, self.f = keys, family
@@ -310,7 +313,8 @@ class Decoder:
         """All layers, equal ones as one kind."""
         layers, pattern = deal([self.layer(i) for i in range(self.num_layers)], self.types)
         norms = {"norm": self.f.norm, "final_norm": self.f.final_norm}
-        return StackSpec(hidden_size=self.hidden, layers=layers, pattern=pattern, extra=self.stack_extra(), **norms)
+        streams = {"residual_streams": self.k.number(self.streams)} if self.streams else {}
+        return StackSpec(hidden_size=self.hidden, layers=layers, pattern=pattern, extra=self.stack_extra(), **norms, **streams)
 
     def stack_extra(self) -> tuple[WeightSpec, ...]:
         return ()

@@ -6,12 +6,14 @@ from typing import Any
 
 from simpar.model.decoder import Decoder
 from simpar.model.pieces import vector
-from simpar.specs.architecture import LayerSpec, StackSpec
+from simpar.specs.architecture import LayerSpec
 from simpar.specs.mixers import BranchSpec, ExpertsSpec, WeightSpec
 
 
 class Gemma3n(Decoder):
     """Four streams mixed by AltUp, low-rank LAuReL branches, per-layer embeddings, keys shared by the last layers."""
+
+    streams = "altup_num_inputs"
 
     def layer_type(self, i: int) -> str:
         return "full_attention" if (i + 1) % 5 == 0 else "sliding_attention"
@@ -55,9 +57,6 @@ class Gemma3n(Decoder):
             WeightSpec(name="altup_projections", inputs=h, outputs=h, copies=n - 1),
             WeightSpec(name="altup_unembed_projections", inputs=h, outputs=h, copies=n - 1),
         )
-
-    def stack(self) -> StackSpec:
-        return super().stack().model_copy(update={"residual_streams": self.k.number("altup_num_inputs")})
 
 
 def shared_keys(d: Decoder) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from simpar.model.config_keys import Keys
 from simpar.model.pieces import norm_extra as norm
 from simpar.model.pieces import vector
-from simpar.specs.mixers import WeightSpec
+from simpar.specs.mixers import NormKind, WeightSpec
 
 Weights = tuple[WeightSpec, ...]
 Projector = Callable[[Keys, Keys, int, int], Weights]
@@ -33,15 +33,17 @@ def joined_weight(weight: WeightSpec, joined: int) -> WeightSpec:
 
 def qwen2_vl(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """Merger of 2 x 2 patches: a norm and two layers."""
+    return _merger(k, h, text, "layernorm", "hidden_size")
+
+
+def _merger(k: Keys, h: int, text: int, kind: NormKind, out: str) -> Weights:
     wide = h * k.number("spatial_merge_size", default=2) ** 2
-    return (norm("merger_norm", "layernorm", h), *mlp2("merger", wide, wide, k.number("hidden_size", default=text)))
+    return (norm("merger_norm", kind, h), *mlp2("merger", wide, wide, k.number(out, default=text)))
 
 
 def qwen25_vl(file: Keys, k: Keys, h: int, text: int) -> Weights:
     k.get("fullatt_block_indexes", "window_size", "tokens_per_second", "spatial_patch_size")
-    wide = h * k.number("spatial_merge_size", default=2) ** 2
-    out = k.number("out_hidden_size", default=text)
-    return (norm("merger_norm", "rmsnorm", h), *mlp2("merger", wide, wide, out))
+    return _merger(k, h, text, "rmsnorm", "out_hidden_size")
 
 
 def qwen3_vl(file: Keys, k: Keys, h: int, text: int) -> Weights:
@@ -135,12 +137,15 @@ def mistral3(file: Keys, k: Keys, h: int, text: int) -> Weights:
 
 def glm4v(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """A convolution of 2 x 2, a projection, a norm and a gated layer."""
+    return _glm(k, h, text, lambda _: k.number("intermediate_size"))
+
+
+def _glm(k: Keys, h: int, text: int, width: Callable[[int], int]) -> Weights:
     out, merge = k.number("out_hidden_size", default=text), k.number("spatial_merge_size", default=2)
-    width = k.number("intermediate_size")
+    inner = width(out)
     return (
-        linear("downsample", h * merge * merge, out), linear("merger", out, out, False), norm("merger_norm",
-        "layernorm", out),
-        linear("merger_gate_up", out, 2 * width, False), linear("merger_down", width, out, False),
+        linear("downsample", h * merge * merge, out), linear("merger", out, out, False), norm("merger_norm", "layernorm", out),
+        linear("merger_gate_up", out, 2 * inner, False), linear("merger_down", inner, out, False),
     )  # fmt: skip
 
 
@@ -289,12 +294,7 @@ def muse(file: Keys, k: Keys, h: int, text: int) -> Weights:
 
 def glm_narrow(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """GLM's merger with a width of its own (GLM-OCR, GLM-5-next)."""
-    out, merge = k.number("out_hidden_size", default=text), k.number("spatial_merge_size", default=2)
-    width = k.get("projection_intermediate_size") or out * k.number("in_channels", default=3)
-    return (
-        linear("downsample", h * merge * merge, out), linear("merger", out, out, False), norm("merger_norm", "layernorm", out),
-        linear("merger_gate_up", out, 2 * width, False), linear("merger_down", width, out, False),
-    )  # fmt: skip
+    return _glm(k, h, text, lambda out: k.get("projection_intermediate_size") or out * k.number("in_channels", default=3))
 
 
 def ernie_vl(file: Keys, k: Keys, h: int, text: int) -> Weights:
@@ -363,8 +363,7 @@ def molmo2(file: Keys, k: Keys, h: int, text: int) -> Weights:
 
 def dots(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """dots3: a norm, 2 x 2 patches into channels, two layers."""
-    wide = h * k.number("spatial_merge_size", default=2) ** 2
-    return (norm("merger_norm", "layernorm", h), *mlp2("merger", wide, wide, k.number("adapter_out_dim", default=text)))
+    return _merger(k, h, text, "layernorm", "adapter_out_dim")
 
 
 def embedding_norm(k: Keys, h: int) -> Weights:

@@ -8,13 +8,15 @@ from typing import Any
 from simpar.model.decoder import Decoder
 from simpar.model.linear import KimiLinear, QwenNext
 from simpar.model.pieces import vector
-from simpar.model.sparse import hyper_connection
-from simpar.specs.architecture import LayerSpec, StackSpec
+from simpar.model.sparse import hyper_connections
+from simpar.specs.architecture import LayerSpec
 from simpar.specs.mixers import AttentionSpec, BranchSpec, IndexerSpec, WeightSpec
 
 
 class Glm5Next(KimiLinear):
     """Kimi Delta Attention, three to one with indexed latent attention over pooled index keys, on hyper-connections."""
+
+    streams = "hc_mult"
 
     def layer_type(self, i: int) -> str:
         return "indexed_attention" if i % 4 == 3 else "linear_attention"
@@ -36,11 +38,7 @@ class Glm5Next(KimiLinear):
         return {**fields, "extra": (gate, vector("index_pool_positions", pool * index.head_dim))}
 
     def layer(self, i: int) -> LayerSpec:
-        extra = (*hyper_connection(self, "attention", 2), *hyper_connection(self, "feed_forward", 2))
-        return LayerSpec(sublayers=super().layer(i).sublayers, extra=extra)
-
-    def stack(self) -> StackSpec:
-        return super().stack().model_copy(update={"residual_streams": self.k.number("hc_mult")})
+        return LayerSpec(sublayers=super().layer(i).sublayers, extra=hyper_connections(self, 2))
 
 
 class Muse(Decoder):
@@ -229,6 +227,8 @@ class Qwen4(QwenNext):
     """Streams side by side that a learned gate of low rank mixes before each sublayer; gated DeltaNet and full attention over the
     keys that a small indexer chooses; embeddings of hashed n-grams at listed layers (transformers modular_qwen4_exp.py)."""
 
+    streams = "hc_count"
+
     def layer_types(self) -> list[str]:
         return ["indexed_attention" if kind == "full_attention" else kind for kind in super().layer_types()]
 
@@ -281,9 +281,6 @@ class Qwen4(QwenNext):
 
     def stack_extra(self) -> tuple[WeightSpec, ...]:
         return self.mix("head")
-
-    def stack(self) -> StackSpec:
-        return super().stack().model_copy(update={"residual_streams": self.k.number("hc_count")})
 
 
 def primes(start: int, skipped: int, count: int) -> int:

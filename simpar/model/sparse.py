@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from simpar.model.decoder import Decoder
 from simpar.model.pieces import vector
-from simpar.specs.architecture import LayerSpec, StackSpec, SublayerSpec
+from simpar.specs.architecture import LayerSpec, SublayerSpec
 from simpar.specs.mixers import BranchSpec, CustomSpec, ExpertsSpec, FeedForwardSpec, IndexerSpec, WeightSpec
 
 
@@ -50,6 +50,8 @@ class MiniMaxM3(Decoder):
 
 class DeepseekV4(Decoder):
     """One key head that is also the value, compressed keys per layer, four residual streams, experts everywhere."""
+
+    streams = "hc_mult"
 
     ratios: ClassVar = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
 
@@ -120,16 +122,10 @@ class DeepseekV4(Decoder):
         )  # fmt: skip
 
     def layer(self, i: int) -> LayerSpec:
-        return LayerSpec(
-            sublayers=super().layer(i).sublayers,
-            extra=(*hyper_connection(self, "attention", 2), *hyper_connection(self, "feed_forward", 2)),
-        )
+        return LayerSpec(sublayers=super().layer(i).sublayers, extra=hyper_connections(self, 2))
 
     def stack_extra(self) -> tuple[WeightSpec, ...]:
         return hyper_head(self)
-
-    def stack(self) -> StackSpec:
-        return super().stack().model_copy(update={"residual_streams": self.k.number("hc_mult")})
 
 
 def compressor(name: str, hidden: int, width: int, key: int, rate: int) -> list[WeightSpec]:
@@ -153,6 +149,11 @@ def hyper_connection(d: Decoder, name: str, maps: int) -> tuple[WeightSpec, ...]
     )
 
 
+def hyper_connections(d: Decoder, maps: int) -> tuple[WeightSpec, ...]:
+    """Those of both sublayers of a layer."""
+    return (*hyper_connection(d, "attention", maps), *hyper_connection(d, "feed_forward", maps))
+
+
 def hyper_head(d: Decoder) -> tuple[WeightSpec, ...]:
     """The streams summed by learned weights before the head."""
     n = d.k.number("hc_mult")
@@ -162,6 +163,8 @@ def hyper_head(d: Decoder) -> tuple[WeightSpec, ...]:
 class HyV4(Decoder):
     """Latent attention with sinks, a gate and a shared indexer; four streams without a mix (HY-V4)."""
 
+    streams = "hc_mult"
+
     def latent_fields(self, i: int) -> dict[str, Any]:
         return {**super().latent_fields(i), "gate": "element", "extra": (vector("sinks", self.heads),)}
 
@@ -169,14 +172,10 @@ class HyV4(Decoder):
         return super().owns_index(i) if self.k.listed("indexer_types") else i == 0 or i % 4 == 1
 
     def layer(self, i: int) -> LayerSpec:
-        extra = (*hyper_connection(self, "attention", 0), *hyper_connection(self, "feed_forward", 0))
-        return LayerSpec(sublayers=super().layer(i).sublayers, extra=extra)
+        return LayerSpec(sublayers=super().layer(i).sublayers, extra=hyper_connections(self, 0))
 
     def stack_extra(self) -> tuple[WeightSpec, ...]:
         return hyper_head(self)
-
-    def stack(self) -> StackSpec:
-        return super().stack().model_copy(update={"residual_streams": self.k.number("hc_mult")})
 
 
 class Longcat(Decoder):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import lcm
@@ -311,6 +311,11 @@ class Layout(Job):
         """(dense, expert) weights of blocks [first, last) of a stage on one rank; of those, the trained ones."""
         blocks = self.stage_blocks[stage][first:last]
         parts = [self.trained(b) if trainable else (b.dense_parameters, b.expert_parameters) for b in blocks]
+        return sum(dense for dense, _ in parts), sum(expert for _, expert in parts)
+
+    def held_parameters(self, stages: Iterable[int], *, trainable: bool = False) -> tuple[float, float]:
+        """The same of all blocks of some stages."""
+        parts = [self.block_parameters(s, 0, len(self.stage_blocks[s]), trainable=trainable) for s in stages]
         return sum(dense for dense, _ in parts), sum(expert for _, expert in parts)
 
     def trained(self, block: LocalBlock) -> tuple[float, float]:

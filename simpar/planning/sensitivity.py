@@ -94,20 +94,15 @@ def _economics(name: str) -> Change:
     return apply
 
 
-def _capital(resolved: Resolved, factor: float) -> Resolved:
-    economics = resolved.economics
-    if economics is None or economics.own is None:
-        return resolved
-    own = replace(economics.own, usd_per_gpu_all_in=economics.own.usd_per_gpu_all_in * factor)
-    return replace(resolved, economics=replace(economics, own=own))
+def _own(name: str) -> Change:
+    def apply(resolved: Resolved, factor: float) -> Resolved:
+        economics = resolved.economics
+        if economics is None or economics.own is None:
+            return resolved
+        own = replace(economics.own, **{name: getattr(economics.own, name) * factor})
+        return replace(resolved, economics=replace(economics, own=own))
 
-
-def _electricity(resolved: Resolved, factor: float) -> Resolved:
-    economics = resolved.economics
-    if economics is None or economics.own is None:
-        return resolved
-    own = replace(economics.own, usd_per_kwh=economics.own.usd_per_kwh * factor)
-    return replace(resolved, economics=replace(economics, own=own))
+    return apply
 
 
 def _spares(run: RunModel, factor: float) -> RunModel:
@@ -143,8 +138,8 @@ ASSUMPTIONS: tuple[tuple[str, float, float, Change, str], ...] = (
     ("slow nodes", 0.5, 2.0, _run(_slow), "half to double"),
     ("maintenance", 0.5, 2.0, _run(_pause), "half to double"),
     ("rent", 0.75, 1.25, _economics("rent_usd_per_gpu_hour"), "25 % either way"),
-    ("capital", 0.75, 1.25, _capital, "25 % either way"),
-    ("electricity price", 0.5, 2.0, _electricity, "half to double"),
+    ("capital", 0.75, 1.25, _own("usd_per_gpu_all_in"), "25 % either way"),
+    ("electricity price", 0.5, 2.0, _own("usd_per_kwh"), "half to double"),
     ("PUE", 0.9, 1.1, _economics("pue"), "10 % either way"),
 )  # fmt: skip
 """(assumption, low factor, high factor, change, why these ends)."""

@@ -112,10 +112,7 @@ class RankMemory:
 
 def static_state(layout: Layout, stages: list[int]) -> tuple[tuple[str, float], ...]:
     """What rests on a rank that holds these model stages: parameters, gradients, optimizer state, buffers, workspaces."""
-    dense = experts = 0.0
-    for stage in stages:
-        more_dense, more_experts = layout.block_parameters(stage, 0, len(layout.stage_blocks[stage]))
-        dense, experts = dense + more_dense, experts + more_experts
+    dense, experts = layout.held_parameters(stages)
     state, zero = layout.state_bytes, layout.plan.zero_stage
     resting = replace(state, gradient=0.0) if rests_unsharded(layout) else state
     a = state_memory(dense, resting, zero, layout.shard_ranks)
@@ -126,13 +123,13 @@ def static_state(layout: Layout, stages: list[int]) -> tuple[tuple[str, float], 
     if layout.training.optimizer == "none":
         return (("parameters", a.parameters + b.parameters + frozen_parameters(layout, stages)), *beside)
     if layout.options.lora_rank:
-        parts = np.array([layout.block_parameters(s, 0, len(layout.stage_blocks[s]), trainable=True) for s in stages]).sum(0)
+        parts = layout.held_parameters(stages, trainable=True)
         ranks = layout.shard_ranks, layout.expert_shard_ranks
         both = [state_memory(float(n), state, zero, shards) for n, shards in zip(parts, ranks, strict=True)]
         frozen = frozen_parameters(layout, stages)
         parameters = 0.0 if layout.plan.offload.parameters else frozen + sum(own.parameters for own in both)
         optimizer = 0.0 if layout.states_away else sum(own.optimizer for own in both) + more
-        buckets = float(parts.sum()) * state.bucket
+        buckets = sum(parts) * state.bucket
         more_beside = (("communication_buffers", buckets), *beside) if buckets else beside
         gradients = 0.0 if layout.gradients_away else sum(own.gradients for own in both)
         return (("parameters", parameters), ("gradients", gradients), ("optimizer", optimizer), *more_beside)
