@@ -34,7 +34,6 @@ _EXAMPLES: Final = {
     "seconds": '"5 us" or "2 min"',
     "flops_per_s": '"989 TFLOP/s"',
     "watts": '"700 W"',
-    "hertz": '"1.83 GHz"',
 }
 
 
@@ -57,7 +56,7 @@ def _scale(unit: str, dimension: str) -> float | None:
         return _data_bytes(unit[:-2] + "b") if unit.endswith("bps") else None
     if dimension == "seconds":
         return _SECONDS.get(unit)
-    suffixes = {"flops_per_s": ("FLOP/s", "FLOPS", "FLOPs/s"), "watts": ("W",), "hertz": ("Hz",)}[dimension]
+    suffixes = {"flops_per_s": ("FLOP/s", "FLOPS", "FLOPs/s"), "watts": ("W",)}[dimension]
     for suffix in suffixes:
         if unit.endswith(suffix):
             return _DECIMAL.get(unit[: -len(suffix)])
@@ -109,7 +108,7 @@ def format_seconds(value: float) -> str:
 
 
 def _annotated(dimension: str) -> tuple[BeforeValidator, PlainSerializer]:
-    unit = {"bytes": "B", "bytes_per_s": "B/s", "seconds": "s", "flops_per_s": "FLOP/s", "watts": "W", "hertz": "Hz"}[dimension]
+    unit = {"bytes": "B", "bytes_per_s": "B/s", "seconds": "s", "flops_per_s": "FLOP/s", "watts": "W"}[dimension]
     return (
         BeforeValidator(lambda v: parse(v, dimension)),
         PlainSerializer(lambda v: f"{v!r} {unit}", return_type=str),
@@ -121,4 +120,3 @@ BytesPerSecond = Annotated[float, *_annotated("bytes_per_s")]
 Seconds = Annotated[float, *_annotated("seconds")]
 FlopsPerSecond = Annotated[float, *_annotated("flops_per_s")]
 Watts = Annotated[float, *_annotated("watts")]
-Hertz = Annotated[float, *_annotated("hertz")]

@@ -9,6 +9,7 @@ import pytest
 
 from simpar.errors import InputError
 from simpar.planning.answer import Simulation, answer
+from simpar.planning.changes import assigned
 from simpar.planning.resolve import Resolved, resolve
 from simpar.planning.simulated_steps import SimulatedSteps
 from simpar.specs.base import field_texts
@@ -68,7 +69,7 @@ def test_every_field_is_documented_where_it_stands() -> None:
 def test_overrides_reach_any_field(tmp_path: Path) -> None:
     path = tmp_path / "p.toml"
     path.write_text('[[phases]]\ntokens = "1T"\ntokens_per_s_per_gpu = 300\n[cluster]\nnum_nodes = 4\n')
-    plan = make_plan(read_plan_table(path, ["cluster.num_nodes=8", "checkpoints.parameters=1B"]))
+    plan = make_plan(assigned(assigned(read_plan_table(path), "cluster.num_nodes=8"), "checkpoints.parameters=1B"))
     assert (plan.name, plan.cluster.num_nodes, plan.checkpoints.parameters) == ("p", 8, 1e9)
 
 

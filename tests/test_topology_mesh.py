@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from dataclasses import replace
 from itertools import pairwise, permutations, product
 
 import numpy as np
@@ -17,7 +16,7 @@ from simpar.errors import InputError
 from simpar.specs.hardware import HardwareProfile, load_hardware
 from simpar.specs.plan import PlanSpec
 from simpar.topology.levels import levels
-from simpar.topology.mesh import Mesh, orders
+from simpar.topology.mesh import Mesh
 from simpar.topology.placement import GroupPlacement
 
 H100 = load_hardware("dgx-h100")
@@ -343,16 +342,6 @@ def test_placement_is_cheap_at_200k() -> None:
             mesh.placement(dim, H100, 25_088)
     per_call = (time.perf_counter() - start) / (4 * len(layouts))
     assert per_call < 5e-3
-
-
-def test_valid_orders_are_those_a_mesh_accepts() -> None:
-    mesh = Mesh(tp=2, cp=2, dp=4, pp=2, ep=2, etp=1)
-    found = orders(mesh)
-    assert "tp-cp-ep-dp-pp" in found
-    assert "tp-cp-ep-pp-dp" not in found, "the expert reading would put pp elsewhere"
-    assert len(set(found)) == len(found)
-    assert all(replace(mesh, order=o).world_size == 32 for o in found)
-    assert set(orders(Mesh(tp=2, dp=2))) == {"tp-dp", "dp-tp"}
 
 
 def test_a_rack_cut_in_pieces_takes_experts_over_the_network() -> None:

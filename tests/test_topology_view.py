@@ -8,11 +8,9 @@ import sys
 
 import pytest
 
-from simpar.errors import InputError
 from simpar.output import offline
 from simpar.report.topology_view import table_rows, topology_figure, topology_page
 from simpar.specs.hardware import load_hardware, profile_names
-from simpar.topology.mesh import Mesh
 
 
 @pytest.mark.parametrize("name", profile_names())
@@ -38,19 +36,6 @@ def test_drawn_edges_are_links_of_the_cluster() -> None:
     figure = topology_figure(load_hardware("dgx-h100"), 64)
     lines = sum(x is None for x in figure.data[0].x)
     assert lines == 8 * 4 + 8 + 8 + 8 + 8 * 8
-
-
-def test_a_layout_on_the_topology() -> None:
-    mesh = Mesh(tp=8, pp=16, dp=128)
-    figure = topology_figure(load_hardware("grand-teton-h100-roce"), 2048, mesh=mesh)
-    title = figure.layout.title.text
-    assert "tp 8: 1 node, up to the node" in title
-    assert "pp 16: 16 nodes, up to the core" in title
-    assert "7:1" in title
-    gpus = next(t for t in figure.data if t.name == "gpu")
-    assert "tp 3" in gpus.hovertext[3]
-    with pytest.raises(InputError, match="world size"):
-        topology_figure(load_hardware("dgx-h100"), 2, mesh=mesh)
 
 
 def test_page_stands_alone() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -19,9 +20,10 @@ from simpar.live.bench_shapes import key_of as name_of
 from simpar.live.block_predict import block_shapes
 from simpar.live.rank_layouts import Entry, read_layouts
 from simpar.live.rank_plan import RankPlan, rank_plan
-from simpar.live.rank_shapes import counted, ops_of, products_of, shapes_of, unpacked_s
+from simpar.live.rank_shapes import counted, executed, kernel_key, ops_of, shapes_of, unpacked_s
 from simpar.live.rank_worker import measure
 from simpar.parallel.work import MemoryWork
+from simpar.result.interpret import Priced
 from simpar.specs.scenario import make_scenario
 from simpar.step import prepare
 
@@ -40,6 +42,16 @@ def key_of(shape: dict[str, Any]) -> tuple[Any, ...] | None:
     rows, columns, depth = sizes((size[0] // max(groups, 1), *size[1:]), shape["direction"])
     kind = ("grouped_gemm", groups) if groups else ("gemm",)
     return (*kind, min(rows, columns), max(rows, columns), depth)
+
+
+def products_of(priced: Priced, role: int) -> dict[tuple[Any, ...], int]:
+    """What the role's step runs: (kind, sizes) of every product and attention kernel -> calls, as `rank_meter.Meter` counts."""
+    found: Counter[tuple[Any, ...]] = Counter()
+    for key, count in counted(priced, role):
+        for op, block, _ in ops_of(priced, key):
+            for part in executed(op, block):
+                found[kernel_key(part)] += count
+    return dict(found)
 
 
 def check(plan: RankPlan, *, counts: bool = True) -> None:

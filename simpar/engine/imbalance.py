@@ -34,7 +34,6 @@ class Routing:
         spread: standard deviation of the lognormal popularities over their mean.
         counts: measured tokens per expert, one per expert.
         capacity_factor: an expert takes at most ceil(capacity_factor x mean) tokens and drops the rest; None: dropless.
-        source: where distribution and parameters come from, for the report.
     """
 
     num_experts: int
@@ -43,7 +42,6 @@ class Routing:
     exponent: float = 0.0
     counts: tuple[float, ...] = ()
     capacity_factor: float | None = None
-    source: str = "assumed"
     spread: float = 0.0
 
     def __post_init__(self) -> None:
@@ -166,8 +164,7 @@ class Imbalance:
         routing: how tokens choose experts.
         tokens: that one expert-parallel group routes together in a microbatch.
         ep: its ranks.
-        loaded: the program's prices at load factor `loaded_factor`; between 1 and it, and beyond, prices are linear.
-        loaded_factor: not 1.
+        loaded: the program's prices at load factor 2; between 1 and it, and beyond, prices are linear.
         layers_per_op: MoE layers in an op that stands for several (stage detail): its load is their mean.
     """
 
@@ -175,7 +172,6 @@ class Imbalance:
     tokens: int
     ep: int
     loaded: PriceTable
-    loaded_factor: float = 2.0
     layers_per_op: int = 1
 
     def __post_init__(self) -> None:
@@ -184,8 +180,6 @@ class Imbalance:
             for name, value in (("tokens", self.tokens), ("ep", self.ep), ("layers_per_op", self.layers_per_op))
             if value < 1
         ]
-        if not (np.isfinite(self.loaded_factor) and self.loaded_factor > 1.0):
-            found.append(Violation("imbalance.loaded_factor", self.loaded_factor, "must be above 1"))
         if found:
             raise InputError(found)
 
@@ -208,6 +202,6 @@ class Imbalance:
 
     def op_seconds(self, program: Program, balanced: FloatArray, seed: int, repetition: int = 0) -> FloatArray:
         """Seconds of each op under the drawn loads; `balanced` [prices] are the prices at load factor 1."""
-        slope = (np.asarray(self.loaded.seconds, dtype=np.float64) - balanced) / (self.loaded_factor - 1.0)
+        slope = np.asarray(self.loaded.seconds, dtype=np.float64) - balanced
         loads = self.op_loads(program, seed, repetition)
         return np.maximum(balanced[program.price] + slope[program.price] * (loads - 1.0), 0.0)

@@ -23,13 +23,11 @@ class Noise:
         compute_sigma: standard deviation of the logarithm, per op on a compute stream.
         communication_sigma: the same for ops on communication streams only.
         rank_sigma: the same per rank, on its compute ops.
-        source: where the figures come from, for the report.
     """
 
     compute_sigma: float = 0.0
     communication_sigma: float = 0.0
     rank_sigma: float = 0.0
-    source: str = "assumed"
 
     def __post_init__(self) -> None:
         found = [

@@ -87,16 +87,6 @@ def unpacked_s(priced: Priced, role: int) -> float:
     return more
 
 
-def products_of(priced: Priced, role: int) -> dict[tuple[Any, ...], int]:
-    """What the role's step runs: (kind, sizes) of every product and attention kernel -> calls, as `rank_meter.Meter` counts."""
-    found: dict[tuple[Any, ...], int] = defaultdict(int)
-    for key, count in counted(priced, role):
-        for op, block, _ in ops_of(priced, key):
-            for part in executed(op, block):
-                found[kernel_key(part)] += count
-    return dict(found)
-
-
 def kernel_key(work: Kernel) -> tuple[Any, ...]:
     """("gemm", smaller and larger side, depth) of what is multiplied, ("grouped_gemm", groups, ...) of experts, or attention's."""
     if isinstance(work, AttentionWork):

@@ -108,9 +108,8 @@ class Decoder:
         switch = self.k.get("use_sliding_window")
         if switch is not None:
             return width if switch else None
-        if self.k.has("layer_types", "hybrid_layer_pattern", "sliding_window_pattern", *marked):
-            return width
-        return width if self.f.window_every_layer or self.f.full_every else None
+        self.k.has("layer_types", "hybrid_layer_pattern", "sliding_window_pattern")  # which layers have it, `layer_types` reads
+        return width
 
     def first_window_layer(self) -> int:
         """Qwen: layers from `max_window_layers` on have the window."""

@@ -34,8 +34,6 @@ class Family:
     """Layers before the first with experts, where no key says it."""
     router_bias: bool | str = False
     shared_gate: bool = False
-    window_every_layer: bool = True
-    """A `sliding_window` without a pattern holds for all layers; False: it is void."""
     full_every: int = 0
     """Every so many layers one has full attention, the others the window, where no key says it."""
     position: Literal["rope", "none", "alibi", "absolute"] = "rope"

@@ -21,7 +21,6 @@ from simpar.specs.hardware import HardwareProfile
 from simpar.topology.cluster import Cluster
 from simpar.topology.describe import summary
 from simpar.topology.graph import nvswitches
-from simpar.topology.mesh import Mesh
 from simpar.topology.scaleup import Torus
 
 if TYPE_CHECKING:
@@ -34,9 +33,7 @@ COLORS = {
     "gpu": "#3b7a57", "nvswitch": "#7fb069", "pcie": "#9a8c98", "nic": "#c9ada7", "leaf": "#4a6fa5", "spine": "#2f4b7c",
     "core": "#1d2f52", "chip": "#3b7a57", "domain": "#7fb069",
 }  # fmt: skip
-STAGES = ("#3b7a57", "#d17a22", "#6a4c93", "#1982c4", "#c1292e", "#8a817c", "#0f8b8d", "#b5838d")
 """Colours of pipeline ranks, in turn."""
-DIMENSIONS = ("tp", "cp", "dp_cp", "pp", "ep", "edp")
 
 
 @dataclass
@@ -46,7 +43,6 @@ class _Drawing:
     at: dict[str, tuple[float, float]] = field(default_factory=dict)
     kind: dict[str, str] = field(default_factory=dict)
     text: dict[str, str] = field(default_factory=dict)
-    color: dict[str, str] = field(default_factory=dict)
     edges: list[tuple[str, str]] = field(default_factory=list)
     notes: list[tuple[float, float, str, str]] = field(default_factory=list)
     """x, y, text, anchor."""
@@ -147,36 +143,11 @@ def _torus_rows(drawing: _Drawing, torus: Torus) -> None:
     drawing.notes.append((WIDTH / 2, -0.4, label, "center"))
 
 
-def _mesh_text(drawing: _Drawing, mesh: Mesh) -> None:
-    """What each drawn GPU does: its coordinates when pointed at, its pipeline rank by colour."""
-    for name in drawing.at:
-        kind, _, index = name.partition(":")
-        if kind == "gpu" and int(index) < mesh.world_size:
-            place = mesh.coordinates(int(index))
-            drawing.text[name] = name + "<br>" + ", ".join(f"{k} {v}" for k, v in place.items())
-            drawing.color[name] = STAGES[place["pp"] % len(STAGES)]
-
-
-def _placements(mesh: Mesh, cluster: Cluster) -> list[str]:
-    """One line for each dimension in use: how wide its groups reach and what they share."""
-    lines = []
-    for dim in DIMENSIONS:
-        size = mesh.size(dim)
-        if size > 1 and not (dim == "edp" and mesh.ep == 1):
-            p = mesh.placement(dim, cluster.hardware, cluster.num_nodes)
-            nodes = "1 node" if p.num_nodes == 1 else f"{p.num_nodes} nodes"
-            line = f"{dim.replace('_', ' x ')} {size}: {nodes}, up to the {p.tier}"
-            if p.num_nodes > 1:
-                line += f", {p.concurrent_groups} groups share a node's NICs"
-            lines.append(line + (f", {p.oversubscription:g}:1" if p.oversubscription > 1 else ""))
-    return lines
-
-
-def topology_figure(hardware: HardwareProfile | Cluster, num_nodes: int | None = None, mesh: Mesh | None = None) -> go.Figure:
-    """A drawing of `num_nodes` nodes of `hardware` (or of a `Cluster`), with a layout's ranks on it if one is given.
+def topology_figure(hardware: HardwareProfile | Cluster, num_nodes: int | None = None) -> go.Figure:
+    """A drawing of `num_nodes` nodes of `hardware` (or of a `Cluster`).
 
     Raises:
-        InputError: a machine without a network on several nodes, or a mesh larger than the cluster.
+        InputError: a machine without a network on several nodes.
     """
     import plotly.graph_objects as go
 
@@ -189,17 +160,14 @@ def topology_figure(hardware: HardwareProfile | Cluster, num_nodes: int | None =
         _node_rows(drawing, cluster)
         if cluster.net.slots and cluster.num_nodes > 1:
             _switch_rows(drawing, cluster)
-    if mesh is not None:
-        _mesh_text(drawing, mesh)
-    title, (about, *lines) = _title(cluster, mesh)
+    title, about = _title(cluster), cluster.hardware.description
     figure = go.Figure([_edge_trace(drawing), *_vertex_traces(drawing)])
     for x, y, text, anchor in drawing.notes:
         figure.add_annotation(x=x, y=y, text=escape(text), showarrow=False, xanchor=anchor, font={"size": 13})
-    subtitle = "<br>".join(escape(line) for line in (about, *lines))
     figure.update_layout(
-        title={"text": f"{escape(title)}<br><sup>{subtitle}</sup>", "x": 0.02},
-        margin={"l": 20, "r": 20, "t": 90 + 14 * len(lines), "b": 20},
-        height=640 + 14 * len(lines),
+        title={"text": f"{escape(title)}<br><sup>{escape(about)}</sup>", "x": 0.02},
+        margin={"l": 20, "r": 20, "t": 90, "b": 20},
+        height=640,
         template="plotly_white",
         legend={"orientation": "h", "y": -0.02},
         hovermode="closest",
@@ -209,11 +177,10 @@ def topology_figure(hardware: HardwareProfile | Cluster, num_nodes: int | None =
     return figure
 
 
-def _title(cluster: Cluster, mesh: Mesh | None) -> tuple[str, list[str]]:
-    """What is drawn: a line, and more about it; where a layout's groups lie."""
+def _title(cluster: Cluster) -> str:
+    """What is drawn."""
     nodes = "1 node" if cluster.num_nodes == 1 else f"{cluster.num_nodes:,} nodes"
-    lines = [] if mesh is None else _placements(mesh, cluster)
-    return f"{cluster.hardware.name}: {nodes}, {cluster.num_gpus:,} GPUs", [cluster.hardware.description, *lines]
+    return f"{cluster.hardware.name}: {nodes}, {cluster.num_gpus:,} GPUs"
 
 
 def _edge_trace(drawing: _Drawing) -> go.Scatter:
@@ -236,10 +203,9 @@ def _vertex_traces(drawing: _Drawing) -> list[go.Scatter]:
     traces = []
     for kind in dict.fromkeys(drawing.kind.values()):
         names = [n for n, k in drawing.kind.items() if k == kind]
-        colors = [drawing.color.get(n, COLORS[kind]) for n in names]
         marker: dict[str, Any] = {
             "size": 18,
-            "color": colors,
+            "color": COLORS[kind],
             "symbol": "square",
             "line": {"width": 1, "color": "#333"},
         }
@@ -266,8 +232,7 @@ def topology_page(hardware: HardwareProfile | Cluster, num_nodes: int | None) ->
     cluster = hardware if isinstance(hardware, Cluster) else Cluster(hardware, num_nodes or 1)
     drawn = topology_figure(cluster).to_plotly_json()
     layout = {k: v for k, v in drawn["layout"].items() if k not in ("title", "template")} | {"margin": dict.fromkeys("lrtb", 20)}
-    title, lines = _title(cluster, None)
-    cards = Cards(f"<h1>{escape(title)}</h1>" + "".join(f"<p>{escape(line)}</p>" for line in lines))
+    cards = Cards(f"<h1>{escape(_title(cluster))}</h1><p>{escape(cluster.hardware.description)}</p>")
     figure = {"id": "topology", "variants": [{"label": "", "data": drawn["data"], "layout": layout}], "height": layout["height"]}
     cards.draw("One node and its way through the fabric", {**figure, "zoom": True})
     fleet = fleet_figure(cluster, lambda node: node // max(cluster.net.nodes_per_group, 1), "leaf group")

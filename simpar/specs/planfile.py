@@ -18,7 +18,7 @@ from simpar.errors import InputError
 from simpar.specs.base import Spec, read_toml, validate
 from simpar.specs.catalog import plan_path
 from simpar.specs.reliability import MaintenanceWindow, ReliabilitySpec
-from simpar.specs.scenario import Published, apply_override
+from simpar.specs.scenario import Published
 from simpar.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, Watts, parse
 
 _COUNT = re.compile(r"^\s*(\d[\d_]*\.?\d*(?:[eE][+-]?\d+)?)\s*([kKMBGT]?)\s*$")
@@ -311,19 +311,16 @@ class PlanFile(Spec):
     """Where it was read from."""
 
 
-def read_plan_table(path: str | Path, overrides: list[str] | None = None) -> dict[str, Any]:
-    """The raw table of the plan file at `path`, or of the shipped plan of that name, with `overrides` ("cluster.num_nodes=256")
-    applied.
+def read_plan_table(path: str | Path) -> dict[str, Any]:
+    """The raw table of the plan file at `path`, or of the shipped plan of that name.
 
     Raises:
-        InputError: the file cannot be read or an override cannot be applied.
+        InputError: the file cannot be read.
     """
     file = plan_path(path)
     table = read_toml(file)
     if "phases" not in table and "plan" in table:
         raise InputError(f"{file}: is a scenario, not the plan of a whole run; `simpar simulate {path}` predicts its step")
-    for assignment in overrides or []:
-        apply_override(table, assignment)
     return {**table, "name": table.get("name", file.stem), "file": str(file)}
 
 

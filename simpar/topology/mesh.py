@@ -8,9 +8,8 @@ Megatron-LM's `RankGenerator` (megatron/core/parallel_state.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import permutations
 
 import numpy as np
 
@@ -279,15 +278,3 @@ class Mesh:
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.world_size:
             raise InputError(f"rank {rank} is outside the world of {self.world_size}")
-
-
-def orders(mesh: Mesh) -> tuple[str, ...]:
-    """Every order of the dimensions in use that `mesh` could have, for a search over rank placements."""
-    used = [name for name in ORDER if getattr(mesh, name) > 1]
-    found = []
-    for names in permutations(used or ["dp"]):
-        try:
-            found.append(replace(mesh, order="-".join(names)).order)
-        except InputError:
-            continue
-    return tuple(found)
