@@ -1,4 +1,4 @@
-"""Pipeline schedules: order as data, one file per schedule, all of them in `SCHEDULES`.
+"""Pipeline schedules: order as data, one file per kind of order, all of them in `SCHEDULES`.
 
 >>> print(*build_schedule("1f1b", num_ranks=2, num_microbatches=2).rows[0])
 0F0 0F1 0B0 0B1
@@ -11,21 +11,17 @@ from typing import Final
 from simpar.registry import Registry
 from simpar.schedules.action import COMPUTE_PHASES, NO_INDEX, Action, Phase, overlapped, parse_action
 from simpar.schedules.automatic import ZB_1P, ZB_2P
+from simpar.schedules.building_block import V_HALF, V_MIN
 from simpar.schedules.dualpipe import DUALPIPE
 from simpar.schedules.dualpipe_v import DUALPIPE_V
 from simpar.schedules.family import ScheduleFamily
-from simpar.schedules.gpipe import GPIPE
+from simpar.schedules.gpipe import GPIPE, NAIVE
 from simpar.schedules.interleaved import INTERLEAVED
 from simpar.schedules.interleaved_bfs import INTERLEAVED_BFS
-from simpar.schedules.interleaved_zb import INTERLEAVED_ZB
-from simpar.schedules.naive import NAIVE
+from simpar.schedules.interleaved_zb import INTERLEAVED_ZB, ZB_H1, ZB_H2
 from simpar.schedules.one_f_one_b import ONE_F_ONE_B
 from simpar.schedules.order import PREREQUISITES, Chain, OrderArrays, Replay, Rows
 from simpar.schedules.schedule import Schedule
-from simpar.schedules.v_half import V_HALF
-from simpar.schedules.v_min import V_MIN
-from simpar.schedules.zb_h1 import ZB_H1
-from simpar.schedules.zb_h2 import ZB_H2
 from simpar.schedules.zb_v import ZB_V
 
 SCHEDULES: Final[Registry[ScheduleFamily]] = Registry(

@@ -1,4 +1,4 @@
-"""V-shaped schedules from a repeated building block, after "Pipeline Parallelism with Controllable Memory".
+"""V-Half and V-Min: V-shaped schedules from a repeated building block, after "Pipeline Parallelism with Controllable Memory".
 
 One microbatch's passes are laid out on a grid of unit time: down the ranks (F of the first stages), up (F
 of the second), down (I), up (I), each arm with its own slope, and the weight gradients in the slots left
@@ -18,6 +18,7 @@ from itertools import product
 
 from simpar.errors import InternalError
 from simpar.schedules.action import Action, Phase
+from simpar.schedules.family import Order, ScheduleFamily
 from simpar.schedules.schedule import Schedule, v_placement
 
 _INTERVAL = 6
@@ -32,16 +33,19 @@ class _Block:
     """Stage activations held at once, on the worst rank."""
 
 
-def repeat_block(name: str, num_ranks: int, num_microbatches: int, slopes: tuple[int, int, int, int]) -> Schedule:
-    """The schedule that repeats the smallest block with these `slopes`: slots per rank on the four arms."""
-    block = _block(num_ranks, slopes)
-    rows = []
-    for rank, times in enumerate(block.times):
-        down, up = rank, 2 * num_ranks - 1 - rank
-        passes = zip(times, (down, up, up, down, up, down), "FFIIWW", strict=True)
-        timed = [(time + _INTERVAL * m, stage, Phase(phase), m) for time, stage, phase in passes for m in range(num_microbatches)]
-        rows.append(tuple(Action(stage, phase, m) for _, stage, phase, m in sorted(timed)))
-    return _fill_drain(Schedule(name, num_ranks, num_microbatches, v_placement(num_ranks), tuple(rows)))
+def _repeated(name: str, slopes: tuple[int, int, int, int]) -> Order:
+    """Repeats the smallest block with these `slopes`: slots per rank on the four arms."""
+
+    def order(num_ranks: int, num_microbatches: int, virtual_stages: int) -> Schedule:
+        rows = []
+        for rank, times in enumerate(_block(num_ranks, slopes).times):
+            down, up = rank, 2 * num_ranks - 1 - rank
+            passes = zip(times, (down, up, up, down, up, down), "FFIIWW", strict=True)
+            timed = [(t + _INTERVAL * m, stage, Phase(phase), m) for t, stage, phase in passes for m in range(num_microbatches)]
+            rows.append(tuple(Action(stage, phase, m) for _, stage, phase, m in sorted(timed)))
+        return _fill_drain(Schedule(name, num_ranks, num_microbatches, v_placement(num_ranks), tuple(rows)))
+
+    return order
 
 
 @cache
@@ -133,3 +137,21 @@ class _Drain:
 
 def _weight(gradient: Action) -> Action:
     return Action(gradient.stage, Phase.W, gradient.microbatch)
+
+
+V_HALF = ScheduleFamily(
+    name="v-half",
+    summary="two stages per rank in V shape, at most (p + 2) // 2 microbatches held, about half 1F1B's bubble",
+    source="Qi et al. 2024, arXiv 2405.15362; block and drain are derived here, peaks as published",
+    order=_repeated("v-half", slopes=(1, 2, 1, 2)),
+    virtual_stages=2,
+    splits_backward=True,
+)
+V_MIN = ScheduleFamily(
+    name="v-min",
+    summary="two stages per rank in V shape, at most (p + 4) // 3 microbatches held, about 2/3 of 1F1B's bubble",
+    source="Qi et al. 2024, arXiv 2405.15362; block and drain are derived here, peaks as published",
+    order=_repeated("v-min", slopes=(1, 1, 1, 1)),
+    virtual_stages=2,
+    splits_backward=True,
+)
