@@ -26,7 +26,6 @@ ALIASES = {
     "reducescatter": "reduce_scatter",
 }  # fmt: skip
 """nccl-tests' spellings in tables."""
-FORCED = ["Ring", "Tree", "NVLS", "NVLSTree", "CollNetDirect", "PAT"]
 NONE = Law("none", "none", 0.0, 0.0, channels=0)
 
 
@@ -47,15 +46,9 @@ class CollectiveModel:
         hardware: the machine.
         nvls: NVLink SHARP may be used where the domain has it.
         sharp: the fabric's in-network reduction is switched on for the job.
-        algorithm: only this, in NCCL's names, as NCCL_ALGO; none = the fastest.
-
-    Raises:
-        InputError: an algorithm nothing here runs.
     """
 
-    def __init__(self, hardware: HardwareProfile, *, nvls: bool = True, sharp: bool = False, algorithm: str | None = None) -> None:
-        if algorithm not in (None, *FORCED):
-            raise unknown("collective algorithm", str(algorithm), FORCED)
+    def __init__(self, hardware: HardwareProfile, *, nvls: bool = True, sharp: bool = False) -> None:
         self.hardware = hardware
         known = constants_of(hardware)
         self._scale_up, self._network, self._bands = known.scale_up, known.network, known.bands
@@ -63,7 +56,6 @@ class CollectiveModel:
         self._own = kernels_of(hardware)
         self._nvls = nvls and hardware.scale_up.in_network_reduction
         self._sharp = sharp and hardware.fabric.in_network_reduction
-        self._only = algorithm
         self._prices: dict[tuple[str, float, GroupPlacement], Price] = {}
         self._laws: dict[tuple[str, GroupPlacement], tuple[Law, ...]] = {}
         self._geometries: dict[GroupPlacement, Geometry] = {}
@@ -93,9 +85,7 @@ class CollectiveModel:
             return tuple(torus.laws(collective, self.hardware, placement))
         if collective in point_to_point.PEER_TO_PEER:
             return tuple(point_to_point.laws(collective, g, self._scale_up, self._network))
-        found = nccl.laws(collective, g, self._scale_up, self._network, nvls=self._nvls, sharp=self._sharp)
-        kept = [law for law in found if self._only in (None, law.algorithm)]
-        return tuple(kept or [law for law in found if law.algorithm == "Ring"] or found)
+        return tuple(nccl.laws(collective, g, self._scale_up, self._network, nvls=self._nvls, sharp=self._sharp))
 
     def geometry(self, placement: GroupPlacement) -> Geometry:
         """Hops and rates of `placement`."""
@@ -169,12 +159,6 @@ class CollectiveModel:
         # A channel is used once it has 64 bytes for each of 512 threads (NCCL's Simple threshold); small messages use few.
         channels = max(1, min(law.channels, int(bytes_ // (64 * 512)))) if law.channels else 0
         return Choice(law.algorithm, law.protocol, channels, channels)
-
-    def bus_bandwidth(self, collective: str, bytes_: float, placement: GroupPlacement) -> float:
-        """nccl-tests' busbw, bytes/s; 0 for a group of one."""
-        seconds, n = self.time(collective, bytes_, placement).seconds, placement.size
-        factor = 1.0 if collective == "send_recv" else nccl.traffic(collective, n)
-        return factor * bytes_ / seconds if seconds else 0.0
 
     def exchange(self, x: Exchange, placement: GroupPlacement, dispatcher: str = "alltoall") -> Price:
         """Tokens of each rank to the ranks of their experts, or the experts' outputs back.

@@ -43,10 +43,8 @@ class Mask:
         """Keys of a sliding window, where the mask is nothing else."""
         return self.size if self.kind in ("window", "bidirectional_window") else None
 
-    def attended(self, length: int, keys: int | None = None) -> float:
-        """Pairs of query and key in one sequence of `length` tokens; of queries with `keys` others where those are given."""
-        if keys is not None:
-            return float(length * keys)
+    def attended(self, length: int) -> float:
+        """Pairs of query and key in one sequence of `length` tokens."""
         if not self.documents:
             return self._own(length) + float(self.joint * length)
         inside = [min(document, length) for document in self.documents]
