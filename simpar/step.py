@@ -237,14 +237,11 @@ def run(priced: Priced, engine: Engine = "discrete_event", **effects: Any) -> Ti
     return discrete_event.run(priced.program, priced.table, discrete_event.Effects(**{"interference": True, **effects}))
 
 
-def simulate(
-    scenario: Scenario, *, detail: Detail = "layer", engine: Engine = "discrete_event", lowering: Lowering = lower
-) -> Result:
+def simulate(scenario: Scenario, *, detail: Detail = "layer", lowering: Lowering = lower) -> Result:
     """Predict one training step of a checked scenario, with the effects it asks for.
 
     Args:
         detail: stage, layer or op.
-        engine: discrete_event (SimPy) or longest_path (numpy: no effects, a lower bound of the other).
         lowering: as in `prepare`.
 
     Raises:
@@ -260,10 +257,10 @@ def simulate(
             detail = "layer" if detail == "op" else "stage"
         check_ops(scenario, passes.ops(detail, built) * copies)
     if scenario.cluster.parts_hold == "replicas":
-        kinds = [_whole(scenario, detail, engine, lowering, replica) for replica in range(len(scenario.cluster.parts))]
+        kinds = [_whole(scenario, detail, lowering, replica) for replica in range(len(scenario.cluster.parts))]
         return _with_detail(slowest_replica(kinds), detail, finer)
-    result = _folded(scenario, tried, detail, engine, lowering)
-    return _with_detail(result or _whole(scenario, detail, engine, lowering), detail, finer)
+    result = _folded(scenario, tried, detail, lowering)
+    return _with_detail(result or _whole(scenario, detail, lowering), detail, finer)
 
 
 def _with_detail(result: Result, detail: Detail, finer: Detail) -> Result:
@@ -274,9 +271,7 @@ def _with_detail(result: Result, detail: Detail, finer: Detail) -> Result:
     return replace(result, notes=(*result.notes, note))
 
 
-def _folded(
-    scenario: Scenario, tried: list[tuple[int, int, int]], detail: Detail, engine: Engine, lowering: Lowering
-) -> Result | None:
+def _folded(scenario: Scenario, tried: list[tuple[int, int, int]], detail: Detail, lowering: Lowering) -> Result | None:
     """A step of many equal micro-batches from two shorter ones; where it does not repeat itself soon, all of it with one op a pass,
     whose totals are the same; None where it is built as it is.
 
@@ -290,7 +285,7 @@ def _folded(
         lambda count, how, lowered: prepare(
             with_microbatches(scenario, count), detail=how, expand=scenario.effects.expand, lowering=lowered
         ),
-        lambda priced: run(priced, engine, **({} if engine == "longest_path" else priced.effects)),
+        lambda priced: run(priced, **priced.effects),
         lowering,
     )
     coarse: Detail = "stage" if detail == "layer" else detail
@@ -340,13 +335,11 @@ def _coarser(scenario: Scenario, run: Callable[[int, Detail], Result]) -> Result
     return replace(result, notes=(*result.notes, note))
 
 
-def _whole(scenario: Scenario, detail: Detail, engine: Engine, lowering: Lowering, replica: int = 0) -> Result:
+def _whole(scenario: Scenario, detail: Detail, lowering: Lowering, replica: int = 0) -> Result:
     """Every op of the step replayed."""
     wanted = scenario.effects
     priced = prepare(scenario, detail=detail, expand=wanted.expand, transfers=wanted.needs_network, lowering=lowering,
                      replica=replica)  # fmt: skip
-    if engine == "longest_path":
-        return interpret(priced, run(priced, engine))
     effects = priced.effects
     timeline = run(priced, **effects, seed=wanted.seed)
     result = interpret(priced, timeline)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from math import log2
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def placement_of(hardware: HardwareProfile, nodes: int, per_node: int) -> GroupP
     """`per_node` ranks on each of `nodes` hosts, the other local ranks in sibling groups."""
     per_node = min(per_node, hardware.gpus_per_node)
     nodes = nodes if hardware.nic.count else 1
-    return packed(hardware, nodes * per_node, nodes, hardware.gpus_per_node // per_node)
+    return replace(packed(hardware, nodes * per_node, nodes), concurrent_groups=hardware.gpus_per_node // per_node)
 
 
 def published(name: str) -> CollectiveModel:

@@ -114,7 +114,7 @@ def geometry(hardware: HardwareProfile, placement: GroupPlacement) -> Geometry:
     )
 
 
-def packed(hardware: HardwareProfile, size: int, nodes: int, concurrent_groups: int = 1) -> GroupPlacement:
+def packed(hardware: HardwareProfile, size: int, nodes: int) -> GroupPlacement:
     """`size` consecutive ranks on `nodes` hosts, as evenly as they go."""
     per_node = tuple(size // nodes + (i < size % nodes) for i in range(nodes))
     nodes_per_domain = max(1, hardware.domain_size // hardware.gpus_per_node)
@@ -130,4 +130,4 @@ def packed(hardware: HardwareProfile, size: int, nodes: int, concurrent_groups: 
         fabric = hardware.fabric
         leaf = fabric.nodes_per_leaf_group
         tier = "leaf" if nodes <= leaf else "pod" if nodes <= leaf * fabric.leaf_groups_per_pod else "core"
-    return GroupPlacement(size, per_domain, per_node, tier, concurrent_groups)
+    return GroupPlacement(size, per_domain, per_node, tier)
