@@ -11,15 +11,23 @@ from simpar.errors import UnknownNameError
 T = TypeVar("T")
 
 
+SHOWN = 30
+"""Known names that an error lists at most; of more, the nearest, and the command that lists all."""
+
+
 def closest(name: str, known: Iterable[str]) -> str:
     """The known name that `name` was probably meant to be; "" where none is near."""
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.5)), "")
 
 
-def unknown(kind: str, name: str, known: list[str]) -> UnknownNameError:
-    """The error for a `name` that is not among the `known` parts of this `kind`."""
+def unknown(kind: str, name: str, known: list[str], listing: str = "") -> UnknownNameError:
+    """The error for a `name` that is not among the `known` parts of this `kind`, which the command `listing` lists."""
     hint = f"; did you mean {close!r}?" if (close := closest(name, known)) else "."
-    return UnknownNameError(f"unknown {kind} {name!r}{hint} Known: {', '.join(sorted(known))}")
+    if len(known) <= SHOWN or not listing:
+        return UnknownNameError(f"unknown {kind} {name!r}{hint} Known: {', '.join(sorted(known))}")
+    near = difflib.get_close_matches(name.rpartition("/")[2].lower(), known, n=6, cutoff=0.3)
+    others = f" Near it: {', '.join(near)};" if near else ""
+    return UnknownNameError(f"unknown {kind} {name!r}{hint}{others} `{listing}` lists all {len(known)}")
 
 
 class Registry(Mapping[str, T], Generic[T]):

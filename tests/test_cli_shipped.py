@@ -513,6 +513,23 @@ def test_a_first_micro_batch_grows_while_it_pays() -> None:
     assert first_layout(table)[0]["training"]["micro_batch_size"] == 2
 
 
+@pytest.mark.parametrize(("model", "hardware", "nodes"), [("gpt-oss-20b", "dgx-h100", 1), ("qwen3-30b-a3b", "mi355x", 4)])
+def test_a_first_plan_exchanges_tokens_inside_a_scale_up_domain(model: str, hardware: str, nodes: int) -> None:
+    """What spreads experts as far as it can needs the least memory, and takes more than twice as long."""
+    table = RunOptions(model, hardware, nodes, 4096, 64 * nodes, "torchtitan").table(None)[0]
+    found, fits = first_layout(table)
+    plan = found["plan"]
+    assert fits
+    assert 1 < plan["ep"] <= 8
+
+    def seconds(**changes: int) -> float:
+        return simulate(make_scenario({**found, "plan": plan | changes}), detail="stage").step_time_s
+
+    assert seconds() <= seconds(ep=plan["ep"] // 2)
+    if nodes > 1:
+        assert seconds(ep=8 * nodes) > 2.0 * seconds()
+
+
 def test_a_first_plan_on_a_number_of_gpus_that_is_no_power_of_two() -> None:
     """Twelve GPUs do not divide 16 sequences; three pipeline stages leave four ranks of data parallelism, which do."""
     found, fits = first_layout(RunOptions("llama3.1-8b", "dgx-h100", None, 2048, 16, "megatron-core", num_gpus=12).table(None)[0])

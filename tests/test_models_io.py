@@ -15,7 +15,7 @@ from simpar.model.ledger import active_parameters, total_parameters
 from simpar.specs.architecture import ArchitectureSpec
 from simpar.specs.base import data_dir
 from simpar.specs.model import MlpSpec, TransformerSpec
-from simpar.specs.models_io import load_model, model_names
+from simpar.specs.models_io import load_model, model_names, preset_called
 from simpar.specs.scenario import make_scenario, read_scenario
 
 HF = Path(__file__).parent / "data" / "hf"
@@ -146,6 +146,38 @@ def test_family_details() -> None:
     lite = transformer({**config("deepseek_v2"), "q_lora_rank": None})
     assert lite.mla is not None
     assert lite.mla.q_lora_rank == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama3.1-8b"), ("meta-llama/Meta-Llama-3-8B", "llama3.1-8b"),
+        ("meta-llama/Llama-2-7b-hf", "llama2-7b"), ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
+        ("mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b"), ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b-v0.3"),
+        ("deepseek-ai/DeepSeek-V3-0324", "deepseek-v3"), ("google/gemma-3-27b-it", "gemma3-27b"),
+    ],
+)  # fmt: skip
+def test_names_at_hugging_face_mean_presets(name: str, preset: str) -> None:
+    assert load_model(name) == load_model(preset)
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_every_preset_is_found_under_an_organisation(name: str) -> None:
+    assert preset_called(f"org/{name.upper()}") == name
+
+
+@pytest.mark.parametrize("name", ["mistralai/Mistral-7B-v0.1", "meta-llama/Llama-5-8B", "Qwen/Qwen3-8", "", "/"])
+def test_names_of_other_models_mean_no_preset(name: str) -> None:
+    assert preset_called(name) is None
+
+
+def test_an_error_lists_the_nearest_of_many_names() -> None:
+    with pytest.raises(UnknownNameError) as error:
+        load_model("mistralai/Mistral-7B-v0.1")
+    text = str(error.value)
+    assert "did you mean 'mistral-7b-v0.3'" in text
+    assert f"`simpar models` lists all {len(model_names())}" in text
+    assert len(text) < 300
 
 
 def test_unknown_preset_names_the_closest() -> None:

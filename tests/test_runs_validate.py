@@ -325,3 +325,14 @@ def test_sequence_parallelism_makes_another_layout_and_repeats_do_not(tmp_path: 
     path.write_text("\n".join(json.dumps(row(id=f"r{i}", **changes)) for i, changes in enumerate(layouts)))
     (sweep,) = validate_runs(path, workers=1, predictor=ten_percent_slow).sweeps
     assert sweep.layouts == 3
+
+
+@pytest.mark.parametrize("other", [{"heads": 96, "kv_heads": 96, "head_dim": 64}, {"layers": 48}, {"task": "lora"}], ids=str)
+def test_another_model_of_the_same_name_is_another_sweep(tmp_path: Path, other: dict[str, Any]) -> None:
+    path = tmp_path / "runs.jsonl"
+    layouts: list[dict[str, Any]] = [{"tp": 4, "dp": 4}, {"tp": 8, "dp": 2}, {"tp": 2, "dp": 8}]
+    rows = [row(id=f"{i}{bool(extra)}", **changes, **extra) for extra in ({}, other) for i, changes in enumerate(layouts)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    sweeps = validate_runs(path, workers=1, predictor=ten_percent_slow).sweeps
+    assert [sweep.layouts for sweep in sweeps] == [3, 3]
+    assert len({sweep.key["workload"] for sweep in sweeps}) == 2

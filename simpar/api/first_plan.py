@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from simpar.errors import InputError, Violation
 from simpar.searching.abilities import ABILITIES, launched_as
 from simpar.specs.framework import framework
-from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario, make_scenario
 from simpar.specs.wanted import FIT_PROBABILITY
 
 if TYPE_CHECKING:
     from simpar.result.result import Result
 
-_TRIES = 40
-"""Layouts simulated at most, without recomputation and with it; those that break a rule cost nothing and do not count."""
+_FURTHER = 2
+"""So many times the model parallelism of the first layout that fits is tried too: it may be faster, as pipeline stages that keep an
+exchange of tokens inside a node."""
 _WORTH = 0.98
 """A larger micro-batch takes at most this share of the step with the one before, or is not tried further (assumed)."""
 
@@ -25,10 +27,11 @@ def first_layout(table: Mapping[str, Any], file: str = "") -> tuple[dict[str, An
     """The raw scenario `table` with a plan and, where it names none, a micro-batch; and whether it fits. What its own plan says is
     kept.
 
-    Few tensor and pipeline ranks before many, tensor ranks inside a node, experts over as many ranks as divide them; of the first
-    that is likely to fit without recomputation and the first with it the faster one. Where none is, the fastest of those that fit
-    just so; where nothing fits, the plan that comes closest. The micro-batch is doubled as long as that makes the step shorter and
-    is likely to fit: with one sequence a small model waits for its host.
+    Few tensor and pipeline ranks before many, tensor ranks inside a node, experts over as many ranks of one scale-up domain as
+    divide them and over all; of those with the least model parallelism that is likely to fit, or twice it, without recomputation or
+    with it, the fastest. Where none is likely to fit, the fastest of those that fit just so; where nothing fits, the plan that
+    comes closest. The micro-batch is doubled as long as that makes the step shorter and is likely to fit: with one sequence a small
+    model waits for its host.
 
     Raises:
         InputError: the scenario breaks a rule that no layout mends.
@@ -37,19 +40,27 @@ def first_layout(table: Mapping[str, Any], file: str = "") -> tuple[dict[str, An
 
     template = make_template({**table, "plan": {}}, file)
     given, tried = dict(table.get("plan") or {}), _Tried(table, file)
+    most = math.inf
     for recompute in (given["recompute"],) if "recompute" in given else ("none", "full"):
-        before, seen = len(tried.steps), list[dict[str, Any]]()
-        for degrees, kinds in _plans(template):
-            start = {**degrees, "recompute": recompute, **given}
-            if tried.likely and tried.likely[0][1]["plan"].items() >= {**degrees, **given}.items():
-                break  # with recomputation it is no faster
-            if start in seen:
-                continue
-            seen.append(start)
-            if tried.with_first({**degrees, **kind, "recompute": recompute, **given} for kind in kinds):
-                break
-            if len(tried.steps) - before >= _TRIES:
-                break
+        for zero, experts in _families(template):
+            least, seen, ways = 1.0, list[list[dict[str, Any]]](), [*_degrees(template, zero)]
+            for ranks, splits in ways:
+                if not least <= ranks <= most:
+                    continue
+                plans = [
+                    [
+                        {**split, "zero_stage": zero, **spread, "recompute": recompute, **given}
+                        for spread in experts
+                        if template.world_size % (split["pp"] * spread.get("ep", 1)) == 0
+                    ]
+                    for split in splits
+                ]
+                needs = [tried.with_first(each) for each in plans if each not in seen]
+                seen += plans
+                if any(share == 0.0 for share in needs):
+                    most = min(most, _FURTHER * ranks)
+                # So many times as much model parallelism needs no less than its part of the memory.
+                least = min(ranks * min((share for share in needs if share), default=1.0), ways[-1][0])
     if not tried.steps:
         # What every layout breaks is the scenario's own.
         world, batch = template.world_size, template.training.global_batch_size
@@ -90,8 +101,9 @@ class _Tried:
         self.likely: list[tuple[float, dict[str, Any]]] = []
         self.broken: dict[tuple[str, str], Violation] | None = None
 
-    def with_first(self, plans: Iterable[dict[str, Any]]) -> bool:
-        """Try the first of some plans that breaks no rule; whether it is likely to fit."""
+    def with_first(self, plans: Iterable[dict[str, Any]]) -> float | None:
+        """Try the first of some plans that breaks no rule: 0 where it is likely to fit, else what it needs over what there is; none
+        where all break one."""
         for plan in plans:
             found = {**self.table, "plan": plan}
             try:
@@ -100,11 +112,12 @@ class _Tried:
                 rules = {(v.field, v.rule): v for v in error.violations}
                 self.broken = rules if self.broken is None else {key: v for key, v in self.broken.items() if key in rules}
                 continue
-            self.steps.append((result.step_time_s, result.worst_rank.device_bytes, found, result.fits))
+            needed = result.worst_rank.device_bytes
+            self.steps.append((result.step_time_s, needed, found, result.fits))
             if likely:
                 self.likely.append((result.step_time_s, found))
-            return likely
-        return False
+            return 0.0 if likely else needed / result.device_memory_bytes
+        return None
 
 
 def _simulated(table: Mapping[str, Any], file: str) -> tuple[Result, bool]:
@@ -120,42 +133,37 @@ def _simulated(table: Mapping[str, Any], file: str) -> tuple[Result, bool]:
     return result, result.fits and outcome_of(result).chance_to_fit >= FIT_PROBABILITY
 
 
-def _plans(scenario: Scenario) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """(degrees, what may go with them: the first that breaks no rule) to try, in order."""
-    name = launched_as(scenario.framework)
-    can = ABILITIES[name].values if name else {}
+def _families(scenario: Scenario) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """(ZeRO stage, numbers of expert ranks: the first that breaks no rule) to try, in order."""
+    can = _abilities(scenario)
     allowed = can.get("zero_stage", (1, 3))
     # One GPU has nobody to share with: sharding is what its framework sets up anyway.
     usual = (framework(scenario.framework, scenario.framework_version).data.zero_stage_default,) if scenario.world_size == 1 else ()
     zeros = [stage for stage in dict.fromkeys((*usual, 1, 3)) if stage in allowed] or [*allowed]
-    sequence_parallel = True in can.get("sequence_parallel", (True,))
-    experts = 1
-    if isinstance(scenario.model, TransformerSpec) and scenario.model.moe:
-        experts = scenario.model.moe.num_experts
-    node, world = scenario.hardware.gpus_per_node, scenario.world_size
-    for zero in zeros:
-        for tp, pp in _degrees(node, world):
-            if zero == 3 and pp > 1:
-                continue
-            degrees: dict[str, Any] = {"tp": tp, "pp": pp, "zero_stage": zero}
-            if tp > 1:
-                degrees["sequence_parallel"] = sequence_parallel
-            over = [{"ep": ep} if ep > 1 else {} for ep in _powers(min(experts, world), falling=True)]
-            whole = [{**degrees, **kind} for kind in over]
-            kinds = [k for k, plan in zip(over, whole, strict=True) if all(v in can[n] for n, v in plan.items() if n in can)]
-            if kinds:
-                yield degrees, kinds
+    moe = getattr(scenario.model, "moe", None)
+    spread = _powers(min(moe.num_experts if moe else 1, scenario.world_size))
+    near = [ep for ep in spread if ep <= scenario.hardware.domain_size]
+    for zero, among in product(zeros, (near, spread) if len(near) < len(spread) else (near,)):
+        yield zero, [{"ep": ep} if ep > 1 else {} for ep in among if ep == 1 or ep in can.get("ep", (ep,))]
 
 
-def _degrees(node: int, world: int) -> Iterator[tuple[int, int]]:
-    """(tp, pp), products that divide the cluster, rising; of one product the most tensor ranks first."""
-    for product in (n for n in range(1, min(world, 64 * node) + 1) if world % n == 0):
-        for tp in _powers(min(product, node), falling=True):
-            if product % tp == 0 and product // tp <= 64:
-                yield tp, product // tp
+def _degrees(scenario: Scenario, zero: int) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """(Tensor and pipeline ranks, ways to split them), numbers that divide the cluster, rising; the most tensor ranks first."""
+    can, node, world = _abilities(scenario), scenario.hardware.gpus_per_node, scenario.world_size
+    for ranks in (n for n in range(1, min(world, 64 * node) + 1) if world % n == 0):
+        splits = [{"tp": tp, "pp": ranks // tp} for tp in _powers(min(ranks, node)) if ranks % tp == 0 and ranks // tp <= 64]
+        found = [s for s in splits if (zero < 3 or s["pp"] == 1) and all(v in can[n] for n, v in s.items() if n in can)]
+        sequence_parallel = {"sequence_parallel": True in can.get("sequence_parallel", (True,))}
+        if found:
+            yield ranks, [s | (sequence_parallel if s["tp"] > 1 else {}) for s in found]
 
 
-def _powers(most: int, falling: bool = False) -> list[int]:
-    """1, 2, 4, ... up to `most`."""
-    found = [2**n for n in range(most.bit_length()) if 2**n <= most]
-    return found[::-1] if falling else found
+def _abilities(scenario: Scenario) -> Mapping[str, Any]:
+    """Field of a plan -> values that the framework can run."""
+    name = launched_as(scenario.framework)
+    return ABILITIES[name].values if name else {}
+
+
+def _powers(most: int) -> list[int]:
+    """..., 4, 2, 1, from `most` at most."""
+    return [2**n for n in range(most.bit_length()) if 2**n <= most][::-1]

@@ -102,7 +102,11 @@ OfflineOption = Annotated[
 ]  # fmt: skip
 ModelOption = Annotated[
     str | None,
-    typer.Option("--model", help="A preset (`simpar models`) or the path of a config.json.", autocompletion=model_completion),
+    typer.Option(
+        "--model",
+        help="A preset (`simpar models`), by its name here or at Hugging Face, or the path of a config.json.",
+        autocompletion=model_completion,
+    ),
 ]
 HardwareOption = Annotated[
     str | None,

@@ -83,4 +83,4 @@ def _shipped(name: str) -> Path:
         return scenario_path(name)
     if name in plan_names():
         return plan_path(name)
-    raise unknown("scenario or plan", name, [*scenario_names(), *plan_names()])
+    raise unknown("scenario or plan", name, [*scenario_names(), *plan_names()], "simpar scenarios")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +27,7 @@ from simpar.evidence.run_workers import Bar, in_workers
 from simpar.evidence.spread import predict_run
 from simpar.ranking import RankingSummary, SweepRanking, rank_sweeps, summarize_rankings
 from simpar.readings import Open
+from simpar.specs.scenario import Scenario
 from simpar.statistics import (
     ChanceBand,
     Comparison,
@@ -174,8 +176,9 @@ def compare(run: Run, prediction: Prediction | None, failure: str = "", answer: 
         if p:
             fields["details"] = {"waterfall_s": dict(p.waterfall)} if p.waterfall else {}
             fields["details"]["fit_probability"] = p.fit_probability
-        if p and run.scenario is not None and stalled(p, run.scenario, measured.step_time_s):
-            fields["more"] = {"state": STALLED}
+        if p and run.scenario is not None:
+            stands = {"state": STALLED} if stalled(p, run.scenario, measured.step_time_s) else {}
+            fields["more"] = {"workload": workload_of(run.scenario)} | stands
         add("step_time_s", measured.step_time_s, **fields)
     if measured.peak_memory_bytes is not None:
         kind = {"memory_kind": KIND_TITLES[measured.memory_kind]}
@@ -187,6 +190,13 @@ def compare(run: Run, prediction: Prediction | None, failure: str = "", answer: 
         chance = {} if p is None else {"predicted": p.fit_probability < EVEN, "details": {"fit_probability": p.fit_probability}}
         add("oom", measured.out_of_memory, **chance)
     return rows
+
+
+def workload_of(scenario: Scenario) -> str:
+    """What is computed, whatever the layout: equal for equal models, routing, weights that learn and documents."""
+    training = scenario.training
+    told = (training.routing, training.trainable, training.lora_rank, training.lora_modules, training.document_lengths)
+    return sha256(repr((scenario.model, told)).encode()).hexdigest()[:12]
 
 
 def _memory(run: Run, p: Prediction) -> dict[str, Any]:

@@ -195,6 +195,10 @@ def _fits(report: Report) -> str:
     )
 
 
+_SWEEP_COLUMNS: Final = tuple(name for name in SWEEP_KEYS if name != "workload")
+"""What a reader can tell sweeps by; the workload is a digest."""
+
+
 def _rankings(report: Report) -> str:
     summary = report.ranking
     if not summary.sweeps:
@@ -202,9 +206,9 @@ def _rankings(report: Report) -> str:
     lines = []
     for sweep in report.sweeps:
         tau = "-" if sweep.tau is None else f"{sweep.tau:.3f}"
-        key = ["-" if sweep.key.get(name) is None else str(sweep.key[name]) for name in SWEEP_KEYS]
+        key = ["-" if sweep.key.get(name) is None else str(sweep.key[name]) for name in _SWEEP_COLUMNS]
         lines.append([*key, str(sweep.layouts), tau, percent(sweep.regret_1), percent(sweep.regret_5), f"{1 + sweep.spread:.1f}x"])
-    head = [*(name.replace("_", " ") for name in SWEEP_KEYS), "layouts", "tau", "regret", "of five", "worst / best"]
+    head = [*(name.replace("_", " ") for name in _SWEEP_COLUMNS), "layouts", "tau", "regret", "of five", "worst / best"]
     tau = "-" if summary.mean_tau is None else f"{summary.mean_tau:.3f}"
     return (
         f"<p>{summary.sweeps} sweeps: mean Kendall tau {tau}, mean regret of the predicted best "

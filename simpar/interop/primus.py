@@ -14,9 +14,9 @@ from simpar.interop.carried import Imported
 from simpar.interop.megatron_import import of_flags
 from simpar.interop.megatron_model import model_flags
 from simpar.interop.megatron_table import flags_of
-from simpar.interop.resolved import nested, preset
+from simpar.interop.resolved import nested
 from simpar.specs.model import TransformerSpec
-from simpar.specs.models_io import load_model
+from simpar.specs.models_io import load_model, preset_called
 
 _OPEN: Final = re.compile(r"\$\{(\w+)(?::([^}]*))?\}")
 _DEFAULTS: Final[dict[str, Any]] = {
@@ -53,7 +53,7 @@ def load(
     model = _settled(trainer.get("model"), "modules.pre_trainer.model", file)
     sizes: dict[str, list[str]] = {}
     if "num_layers" not in overrides or "hidden_size" not in overrides:
-        found = load_model(name) if (name := preset(str(model))) else None
+        found = load_model(name) if (name := preset_called(str(model))) else None
         if not isinstance(found, TransformerSpec):
             rule = "is a file of Primus's own, which is not here"
             raise InputError(

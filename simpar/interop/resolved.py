@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from simpar.errors import InputError, Violation
-from simpar.specs.models_io import load_model, model_names
+from simpar.specs.models_io import load_model, model_names, preset_called
 
 
 def nested(table: Mapping[str, Any], path: str, default: Any = None) -> Any:
@@ -47,17 +47,6 @@ def unresolved(table: Any, path: str = "") -> Iterator[str]:
         yield path
 
 
-def preset(text: str) -> str | None:
-    """The shipped model that a name or path means: "meta-llama/Llama-3.1-8B-Instruct", "llama3.1_70B.yaml"."""
-    plain = re.sub(r"\.(ya?ml|json)$", "", text.rstrip("/").rpartition("/")[2].lower())
-    plain = re.sub(r"[\s_]+", "-", plain).removeprefix("meta-")
-    plain = re.sub(r"-(instruct|base|chat|hf|pretrain|it)\b.*$", "", plain)
-    plain = re.sub(r"-v\d\.\d$", "", re.sub(r"^llama-(\d)", r"llama\1", plain)).replace("gpt-3", "gpt3")
-    plain = re.sub(r"^llama3(?:\.3)?-(8b|70b)", r"llama3.1-\1", plain)  # of the same shapes
-    wanted = re.sub(r"[^a-z0-9.]", "", plain)
-    return next((n for n in model_names() if re.sub(r"[^a-z0-9.]", "", n.lower()) == wanted), None)
-
-
 def model_named(text: str, path: str, file: str) -> Any:
     """The model that a configuration names: a shipped one, or the folder or file of a config.json beside it.
 
@@ -70,7 +59,7 @@ def model_named(text: str, path: str, file: str) -> Any:
         config = place / "config.json" if place.is_dir() else place
         if config.is_file() and config.suffix == ".json":
             return load_model(str(config)).model_dump()
-    if (name := preset(text)) is not None:
+    if (name := preset_called(text)) is not None:
         return name
     right = f"a folder with its config.json, or a shipped model such as {', '.join(list(model_names())[:4])}"
     raise InputError([Violation(path, text, "is no model known here", right, file)])

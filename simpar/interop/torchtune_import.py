@@ -11,8 +11,9 @@ from simpar.boundary import parse_yaml, reader
 from simpar.errors import InputError, Violation
 from simpar.interop.carried import Imported, Reading, settled
 from simpar.interop.finetune import QV
-from simpar.interop.resolved import model_named, nested, preset, whole
+from simpar.interop.resolved import model_named, nested, whole
 from simpar.interop.torchtune import OPTIMIZERS
+from simpar.specs.models_io import preset_called
 
 _BY_NAME: Final = {str(v["_component_"]): name for name, v in OPTIMIZERS.items()}
 _LOSSES: Final = {"LinearCrossEntropyLoss": "chunked", "CEWithChunkedOutputLoss": "chunked", "CrossEntropyLoss": "unfused"}
@@ -87,7 +88,7 @@ def _model(builder: str, said: str | None, file: str) -> Any:
         return model_named(said, "--model", file)
     words = re.sub(r"^q?lora_|_(base|instruct)$", "", builder.rpartition(".")[2]).split("_")
     named = (".".join(words[:cut]) + "-" + ".".join(words[cut:]) for cut in range(1, len(words)))
-    found = next((name for text in named if (name := preset(text))), None)
+    found = next((name for text in named if (name := preset_called(text))), None)
     if found is None:
         raise InputError([Violation("model._component_", builder, "is no model known here", "--model with its config.json", file)])
     return found

@@ -45,5 +45,5 @@ def _path(kind: str, folder: Path, name: str | Path) -> Path:
         hint = f"; a shipped {kind} has that name: write {path.stem}" if path.stem in shipped else ""
         raise InputError(f"{path}: no such file{hint}")
     if path.name not in shipped:
-        raise unknown(kind, path.name, list(shipped))
+        raise unknown(kind, path.name, list(shipped), "simpar scenarios")
     return shipped[path.name]

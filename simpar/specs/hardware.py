@@ -215,7 +215,7 @@ def profile_path(name: str) -> Path:
     if path.suffix != ".toml":
         path = data_dir("hardware_profiles") / f"{name}.toml"
         if not path.is_file():
-            raise unknown("hardware profile", name, profile_names())
+            raise unknown("hardware profile", name, profile_names(), "simpar profiles")
     return path
 
 

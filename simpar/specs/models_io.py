@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,23 @@ def table_names() -> list[str]:
     return sorted(path.stem for path in _PRESETS.glob("*.toml"))
 
 
+def preset_called(text: str) -> str | None:
+    """The shipped model that a name or path means: "meta-llama/Llama-3.1-8B-Instruct", "llama3.1_70B.yaml"; none where no shape of
+    a shipped one is meant. What comes behind a size (-Instruct, a date, a precision) does not change shapes."""
+    plain = re.sub(r"\.(ya?ml|json)$", "", text.rstrip("/").rpartition("/")[2].lower())
+    plain = re.sub(r"[\s_]+", "-", plain).removeprefix("meta-").removeprefix("nvidia-")
+    plain = re.sub(r"^llama-(\d)", r"llama\1", plain).replace("gpt-3", "gpt3")
+    plain = re.sub(r"^llama3(?:\.3)?-(8b|70b)", r"llama3.1-\1", plain)  # of the same shapes
+    tuned = r"-(instruct|base|chat|hf|pretrain|it|thinking|exp|bf16|fp8)(?=-|$)"
+    cut = re.sub(tuned + ".*$", "", plain)
+    known = {re.sub(r"[^a-z0-9.]", "", n.lower()): n for n in model_names()}
+    meant = (plain, re.sub(tuned, "", plain), cut, re.sub(r"-(v\d\.\d|\d{4})$", "", cut))
+    return next((known[name] for one in meant if (name := re.sub(r"[^a-z0-9.]", "", one)) in known), None)
+
+
 def load_model(name_or_path: str, base: Path | None = None, *, approximate: bool = False) -> AnyModel:
-    """The model called `name_or_path`: a preset, or a path to a Hugging Face config.json or a TOML model table.
+    """The model called `name_or_path`: a preset, by its own name or a name at Hugging Face, or a path to a Hugging Face config.json
+    or a TOML model table.
 
     `approximate` accepts structural keys of a config.json that are not read, with a note.
 
@@ -56,7 +72,9 @@ def load_model(name_or_path: str, base: Path | None = None, *, approximate: bool
         return _from_toml(path)
     if name_or_path in model_names():
         return _preset(name_or_path)
-    raise unknown("model", name_or_path, model_names())
+    if (name := preset_called(name_or_path)) is not None:
+        return _preset(name)
+    raise unknown("model", name_or_path, model_names(), "simpar models")
 
 
 def model_from_table(table: dict[str, Any], *, file: str = "", prefix: str = "") -> AnyModel:
