@@ -371,6 +371,9 @@ def _routing(moe: MoeSpec, scenario: Scenario) -> Iterator[Violation]:
         yield Violation("training.routing.counts", f"{len(routing.counts)} numbers", rule, 'kind = "counts", or leave them out')
     if routing.alpha and routing.kind != "zipf":
         yield Violation("training.routing.alpha", routing.alpha, f"kind {routing.kind!r} has no exponent", 'kind = "zipf"')
+    if routing.in_turn is not None and routing.kind != "balanced":
+        rule = f"kind {routing.kind!r} is not dealt"
+        yield Violation("training.routing.in_turn", routing.in_turn, rule, 'kind = "balanced", or leave it out')
     if bool(moe.n_group) != bool(moe.topk_group):
         rule = "n_group groups of experts, topk_group of which a token reaches: one without the other limits nothing"
         yield Violation("model.moe.topk_group", moe.topk_group, rule, f"from 1 to n_group ({moe.n_group}), or both 0")

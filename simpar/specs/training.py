@@ -58,6 +58,9 @@ class RoutingSpec(Spec):
     """Measured relative load per expert."""
     capacity_factor: Annotated[float, Field(gt=0)] | None = None
     """Fixed expert capacity (drop and pad) as a multiple of the mean; none = dropless."""
+    in_turn: bool | None = None
+    """balanced: experts are dealt in turn, so that those of a token are consecutive and lie on one rank or a few; false: at random.
+    None = as the framework forces a balance."""
 
 
 BIASED_SPREAD: Final = 0.07
