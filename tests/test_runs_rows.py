@@ -405,14 +405,33 @@ def test_hai_llm_leaves_fewer_layers_on_the_ends_and_exchanges_by_deepep() -> No
         ({"step_time_s": None, "tokens_per_s_per_gpu_best": 1000.0}, 128 * 8192 / 64e3),
         ({"step_time_s": None, "tokens_per_s": 64e3}, 128 * 8192 / 64e3),
         ({"step_time_s": None, "samples_per_s": 4.0}, 32.0),
-        ({"step_time_s": None, "tflops_per_gpu": 400, "tflops_def": "BF16 model TFLOPs/GPU", "gflops_per_token_causal": 50.0},
-         128 * 8192 / (64 * 8000.0)),
-        ({"step_time_s": None, "tflops_per_gpu": 400, "tflops_def": "hardware FLOPs", "gflops_per_token_causal": 50.0}, None),
+        ({"step_time_s": None, "tflops_per_gpu": 400}, None),
     ],
 )  # fmt: skip
 def test_measured_step_time(changes: dict[str, Any], seconds: float | None) -> None:
     found = measured_of(row(**changes)).step_time_s
     assert found is None if seconds is None else found == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("words", "attention"),
+    [
+        ("BF16 model TFLOPs/GPU", 0.5), ("model FLOPs, causal-halved attention, no recompute", 0.5),
+        ("non-causal model FLOPs", 1.0), ("6N + 12 L h s", 1.0), ("Megatron's log: full attention, logits", 1.0),
+    ],
+)  # fmt: skip
+def test_a_step_time_from_flops_alone(words: str, attention: float) -> None:
+    run = run_of(row(step_time_s=None, tflops_per_gpu=400.0, tflops_def=words))
+    products = 32 * (4096 * (4096 + 1024) * 2 + 3 * 4096 * 14336) + 4096 * 128256
+    per_token = 6 * products + 3 * 4 * 32 * 4096 * 8192 * attention
+    assert run.measured.step_time_s == pytest.approx(128 * 8192 * per_token / (64 * 400e12), rel=1e-3)
+
+
+@pytest.mark.parametrize("words", ["hardware FLOPs", "model FLOPs with recomputation", None])
+def test_other_flops_tell_no_step_time(words: str | None) -> None:
+    run = run_of(row(step_time_s=None, tflops_per_gpu=400.0, tflops_def=words))
+    assert run.skipped.startswith("nothing measured: TFLOP/s alone")
+    assert run_of(row(tflops_per_gpu=400.0, tflops_def="causal")).measured.step_time_s == 5.0
 
 
 @pytest.mark.parametrize(
