@@ -460,6 +460,7 @@ def test_memory_kinds(kind: str | None, expected: str, first: bool) -> None:
         ({"global_batch": None, "micro_batch": 4, "tokens_per_s_per_gpu": 9000.0}, "global batch not stated: 352, from step time"),
         ({"global_batch": None, "micro_batch": 4, "tokens_per_s_per_gpu": 1e3}, "batch not stated: 32 micro-batches of 4 per rank"),
         ({"global_batch": None, "step_time_s": None, "samples_per_s": 9.0, "pp": 1, "vpp": 1, "dp": 32}, "one micro-batch of 1"),
+        ({"micro_batch": None, "framework": "torchtitan", "framework_version": "2025-02"}, "not stated: local batch / pp"),
         ({"heads": None}, "heads not stated: 32"),
         ({"layers": None, "hidden": None, "heads": None}, "those of llama3.1-8b"),
         ({"framework": "Alpa", "framework_version": None}, "framework 'Alpa': as maxtext"),
@@ -759,6 +760,9 @@ def test_a_rate_of_a_pipeline_without_a_batch_fills_the_pipeline() -> None:
     run = run_of(row(**RATE_ALONE | {"pp": 4, "dp": 2, "zero_stage": 1, "fsdp": None, "framework": "Megatron-LM"}))
     assert run.scenario is not None
     assert run.scenario.training.global_batch_size == 8 * 4 * 2
+    several = run_of(row(**RATE_ALONE | {"pp": 2, "dp": 4, "pp_schedule": "DualPipeV", "framework": "PithTrain"}))
+    assert several.scenario is not None
+    assert (several.scenario.framework, several.scenario.training.micro_batch_size) == ("torchtitan", 1)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from simpar.evidence.row_complete import RATE_ALONE
 from simpar.evidence.row_framework import attention_of, narrow_modules, stated_precision
 from simpar.evidence.row_machine import CannotExpress
 from simpar.evidence.row_stages import stage_layers
@@ -347,9 +348,10 @@ def _micro_batch(row: Row, framework: FrameworkSpec, local: int, notes: list[str
         return int(row["micro_batch"])
     if row.get("grad_accum") and local % int(row["grad_accum"]) == 0:
         return max(1, local // int(row["grad_accum"]))
-    if framework.conventions.microbatch_per_stage and int(row["pp"]) > 1 and local % int(row["pp"]) == 0:
+    pp = 0 if row.get(RATE_ALONE) else int(row["pp"])
+    if framework.conventions.microbatch_per_stage and pp > 1 and local % pp == 0:
         notes.append("micro batch not stated: local batch / pp (framework's default)")
-        return local // int(row["pp"])
+        return local // pp
     notes.append("micro batch not stated: 1")
     return 1
 
