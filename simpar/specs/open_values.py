@@ -23,7 +23,7 @@ from simpar.specs.scenario_spec import Scenario
 MOST_READINGS: Final = 256
 """Combinations of open values that are enumerated at most."""
 PRIORS: Final[dict[str, dict[Any, float]]] = {
-    "plan.recompute": {"full": 0.37, "none": 0.48, "selective": 0.14},
+    "plan.recompute": {"full": 0.37, "none": 0.48, "selective": 0.15},
     "plan.virtual_stages": {1: 0.51, 2: 0.03, 3: 0.05, 4: 0.11, 5: 0.03, 8: 0.11, 12: 0.09, 20: 0.04},
     "plan.zero_stage": {0: 0.24, 1: 0.3, 2: 0.04, 3: 0.42},
     "plan.sequence_parallel": {False: 0.27, True: 0.73},
