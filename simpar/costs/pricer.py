@@ -173,16 +173,9 @@ class LayoutPricer:
         exchange = Exchange(
             "combine" if work.combine else "dispatch", work.tokens, work.hidden * work.element_bytes, moe.num_experts_per_tok,
             moe.num_experts, sms=TRAINED_SMS.get(work.dispatcher, 0), nodes_limit=self._nodes_reached(moe, placement),
-            in_turn=self._dealt_in_turn,
+            in_turn=self.layout.training.routing.dealt_in_turn(self.layout.framework.conventions.balances_in_turn),
         )  # fmt: skip
         return self.collectives.exchange(exchange, placement, work.dispatcher)
-
-    @cached_property
-    def _dealt_in_turn(self) -> bool:
-        """Whether a forced balance gives each token consecutive experts."""
-        routing = self.layout.training.routing
-        stated = self.layout.framework.conventions.balances_in_turn if routing.in_turn is None else routing.in_turn
-        return routing.kind == "balanced" and stated
 
     def _slowed_by_exchanges(self, block: LocalBlock) -> float:
         placement, sms = self.layout.placement("ep"), self.layout.hardware.gpu.sm_count.value

@@ -115,10 +115,7 @@ _MEGATRON: Final = (
         "TransformerEngine 2.10: grouped linear layers use the placeholders too"),
 )  # fmt: skip
 
-_BF16_OPTIMIZER: Final = (
-    "DeepSpeed engine.py _configure_optimizer (_do_optimizer_sanity_check since): bf16 without ZeRO goes through "
-    "bf16_optimizer.py, which gives each data-parallel rank a partition of fp32 weights, gradients and moments (PR 1801)"
-)
+_BF16_OPTIMIZER: Final = "DeepSpeed engine.py, bf16 without ZeRO is bf16_optimizer.py's, whose fp32 states are sharded (PR 1801)"
 _FP8_BLOCK: Final = 1.0 + 4.0 / 128.0
 """Bytes per element in fp8 with an fp32 scale per 128 elements."""
 

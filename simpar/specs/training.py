@@ -62,6 +62,10 @@ class RoutingSpec(Spec):
     """balanced: experts are dealt in turn, so that those of a token are consecutive and lie on one rank or a few; false: at random.
     None = as the framework forces a balance."""
 
+    def dealt_in_turn(self, usually: bool) -> bool:
+        """Whether a forced balance gives each token consecutive experts, where the framework does so `usually` or not."""
+        return self.kind == "balanced" and (usually if self.in_turn is None else self.in_turn)
+
 
 BIASED_SPREAD: Final = 0.07
 """Under a bias per expert that balances loads (DeepSeek-V3): 0.05 to 0.1 (arXiv 2408.15664)."""
