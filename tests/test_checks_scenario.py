@@ -151,6 +151,8 @@ def test_experts() -> None:
     assert violations("mixtral-8x7b", plan={"tp": 2, "ep": 8, "etp": 1}) == {}
     counts = {"kind": "counts", "counts": [1.0, 2.0]}
     assert "8" in only(violations("mixtral-8x7b", training={"routing": counts})).rule
+    dealt = {"kind": "lognormal", "in_turn": True}
+    assert only(violations("mixtral-8x7b", training={"routing": dealt})).right == 'kind = "balanced"'
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 from simpar.costs.collective_geometry import packed
 from simpar.costs.collectives import CollectiveModel
 from simpar.costs.expert_parallel import Exchange, groups_in_turn, groups_visited
+from simpar.costs.pricer import LayoutPricer
 from simpar.errors import InputError
+from simpar.parallel.layout import Layout
+from simpar.parallel.work import ExpertExchange, LocalOp
 from simpar.specs.hardware import load_hardware
+from simpar.specs.model import MoeSpec
+from simpar.specs.scenario import make_scenario
+from simpar.step import cost_models
 
 MODEL = CollectiveModel(load_hardware("dgx-h100"))
 
@@ -110,3 +116,25 @@ def test_a_token_whose_experts_are_side_by_side_travels_once() -> None:
     placement = packed(MODEL.hardware, 64, 8)
     drawn, dealt = (MODEL.exchange(dispatch(4096, in_turn=turn), placement, "deepep").seconds for turn in (False, True))
     assert dealt < 0.3 * drawn
+
+
+@pytest.mark.parametrize("framework", ["megatron-core", "torchtitan"])
+def test_a_run_says_how_its_balance_is_forced(framework: str) -> None:
+    """Megatron-LM's is drawn at random, torchtitan's dealt in turn; a scenario's word goes before either."""
+    moe = MoeSpec(num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768)
+    seconds = {}
+    for stated in (None, True, False):
+        chosen = make_scenario({
+            "model": "qwen3-30b-a3b", "framework": framework, "cluster": {"hardware": "dgx-h200", "num_nodes": 1},
+            "plan": {"ep": 8, "ep_dispatcher": "deepep"},
+            "training": {
+                "sequence_length": 4096, "global_batch_size": 8, "routing": {"kind": "balanced", "in_turn": stated},
+            },
+        })  # fmt: skip
+        layout = Layout.of(chosen, 1)
+        work = ExpertExchange(False, 4096.0, 2048, moe, 2.0, "deepep")
+        seconds[stated] = (
+            LayoutPricer(layout, *cost_models(chosen, layout.hardware)).op_price(LocalOp("dispatch", "ep", work, ())).seconds
+        )
+    assert seconds[None] == seconds[framework == "torchtitan"]
+    assert seconds[True] < 0.5 * seconds[False]

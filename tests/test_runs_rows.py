@@ -129,7 +129,8 @@ def test_bandwidth_in_words(text: str, gigabits: float | None) -> None:
         ({"gpu": None}, "GPU is not stated"),
         ({"gpu": "TPU-v3"}, "no hardware profile for GPU 'TPU-v3'"),
         ({"gpu": "Trainium2"}, "no hardware profile for GPU 'Trainium2'"),
-        ({"arch": "hybrid mamba2/attention"}, "hybrid"),
+        ({"arch": "hybrid mamba2/attention"}, "hybrid that no shipped model"),
+        ({"arch": "hybrid", "model_name": "Nemotron-H-56B", "layers": 54}, "hybrid that no shipped model"),
         ({"task": "layer microbenchmark"}, "microbenchmark"),
         ({"tp": None, "pp": None}, "layout not stated: tp, pp"),
         ({"dp": 7}, "is not n_gpus"),
@@ -140,6 +141,7 @@ def test_bandwidth_in_words(text: str, gigabits: float | None) -> None:
         ({"arch": "diffusion transformer"}, "not a decoder of text"),
         ({"arch": "encoder (BERT)"}, "not a decoder of text"),
         ({"global_batch": None}, "global batch not stated"),
+        ({"gpu": "MI300", "gpu_mem_gb": 128, "gpus_per_node": 4}, "no hardware profile for GPU 'MI300'"),
         ({"global_batch": 100}, "not a multiple"),
         ({"global_batch": 4_194_304}, "524288 micro batches a step: is the global batch of 4194304 in tokens?"),
         ({"pp_layout": "every other Tuesday"}, "not understood"),
@@ -255,7 +257,8 @@ def test_precision_of_a_gpu_without_bf16() -> None:
         ({"gpu": "GH200 480GB", "gpus_per_node": 4, "gpu_mem_gb": 96}, "gh200-quad"),
         ({"gpu": "GH200", "gpus_per_node": 1}, "gh200"), ({"gpu": "MI350X"}, "mi350x"),
         ({"gpu": "AMD Instinct MI250X", "gpu_mem_gb": 64}, "mi250x"), ({"gpu": "MI325X"}, "mi325x"),
-        ({"gpu": "MI355X OAM"}, "mi355x"),
+        ({"gpu": "MI355X OAM"}, "mi355x"), ({"gpu": "MI355"}, "mi355x"), ({"gpu": "AMD MI300", "gpu_mem_gb": 192}, "mi300x"),
+        ({"gpu": "MI300", "gpus_per_node": 8}, "mi300x"),
         ({"gpu": "B300 SXM"}, "dgx-b300"),
     ],
 )  # fmt: skip
@@ -402,14 +405,33 @@ def test_hai_llm_leaves_fewer_layers_on_the_ends_and_exchanges_by_deepep() -> No
         ({"step_time_s": None, "tokens_per_s_per_gpu_best": 1000.0}, 128 * 8192 / 64e3),
         ({"step_time_s": None, "tokens_per_s": 64e3}, 128 * 8192 / 64e3),
         ({"step_time_s": None, "samples_per_s": 4.0}, 32.0),
-        ({"step_time_s": None, "tflops_per_gpu": 400, "tflops_def": "BF16 model TFLOPs/GPU", "gflops_per_token_causal": 50.0},
-         128 * 8192 / (64 * 8000.0)),
-        ({"step_time_s": None, "tflops_per_gpu": 400, "tflops_def": "hardware FLOPs", "gflops_per_token_causal": 50.0}, None),
+        ({"step_time_s": None, "tflops_per_gpu": 400}, None),
     ],
 )  # fmt: skip
 def test_measured_step_time(changes: dict[str, Any], seconds: float | None) -> None:
     found = measured_of(row(**changes)).step_time_s
     assert found is None if seconds is None else found == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("words", "attention"),
+    [
+        ("BF16 model TFLOPs/GPU", 0.5), ("model FLOPs, causal-halved attention, no recompute", 0.5),
+        ("non-causal model FLOPs", 1.0), ("6N + 12 L h s", 1.0), ("Megatron's log: full attention, logits", 1.0),
+    ],
+)  # fmt: skip
+def test_a_step_time_from_flops_alone(words: str, attention: float) -> None:
+    run = run_of(row(step_time_s=None, tflops_per_gpu=400.0, tflops_def=words))
+    products = 32 * (4096 * (4096 + 1024) * 2 + 3 * 4096 * 14336) + 4096 * 128256
+    per_token = 6 * products + 3 * 4 * 32 * 4096 * 8192 * attention
+    assert run.measured.step_time_s == pytest.approx(128 * 8192 * per_token / (64 * 400e12), rel=1e-3)
+
+
+@pytest.mark.parametrize("words", ["hardware FLOPs", "model FLOPs with recomputation", None])
+def test_other_flops_tell_no_step_time(words: str | None) -> None:
+    run = run_of(row(step_time_s=None, tflops_per_gpu=400.0, tflops_def=words))
+    assert run.skipped.startswith("nothing measured: TFLOP/s alone")
+    assert run_of(row(tflops_per_gpu=400.0, tflops_def="causal")).measured.step_time_s == 5.0
 
 
 @pytest.mark.parametrize(
@@ -435,7 +457,10 @@ def test_memory_kinds(kind: str | None, expected: str, first: bool) -> None:
         ({"n_gpus": None}, "number of GPUs not stated: 64, the product of the degrees"),
         ({"tp": None, "pp": None, "vpp": None, "dp": 64, "zero_stage": 3}, "layout not stated: tp, pp 1"),
         ({"global_batch": None, "grad_accum": 16}, "global batch not stated: 128"),
-        ({"global_batch": None, "micro_batch": 4, "tokens_per_s_per_gpu": 9000.0}, "one micro-batch of 4 per rank"),
+        ({"global_batch": None, "micro_batch": 4, "tokens_per_s_per_gpu": 9000.0}, "global batch not stated: 352, from step time"),
+        ({"global_batch": None, "micro_batch": 4, "tokens_per_s_per_gpu": 1e3}, "batch not stated: 32 micro-batches of 4 per rank"),
+        ({"global_batch": None, "step_time_s": None, "samples_per_s": 9.0, "pp": 1, "vpp": 1, "dp": 32}, "one micro-batch of 1"),
+        ({"micro_batch": None, "framework": "torchtitan", "framework_version": "2025-02"}, "not stated: local batch / pp"),
         ({"heads": None}, "heads not stated: 32"),
         ({"layers": None, "hidden": None, "heads": None}, "those of llama3.1-8b"),
         ({"framework": "Alpa", "framework_version": None}, "framework 'Alpa': as maxtext"),
@@ -729,6 +754,53 @@ def test_a_rate_without_a_batch_is_that_of_the_micro_batch_that_its_memory_tells
     assert likeliest.seconds == pytest.approx(four.step_time_s / 4)
     assert found.reserved_bytes == four.reserved_bytes
     assert sum(found.waterfall.values()) == pytest.approx(sum(four.waterfall.values()) / 4)
+
+
+def test_a_rate_of_a_pipeline_without_a_batch_fills_the_pipeline() -> None:
+    run = run_of(row(**RATE_ALONE | {"pp": 4, "dp": 2, "zero_stage": 1, "fsdp": None, "framework": "Megatron-LM"}))
+    assert run.scenario is not None
+    assert run.scenario.training.global_batch_size == 8 * 4 * 2
+    several = run_of(row(**RATE_ALONE | {"pp": 2, "dp": 4, "pp_schedule": "DualPipeV", "framework": "PithTrain"}))
+    assert several.scenario is not None
+    assert (several.scenario.framework, several.scenario.training.micro_batch_size) == ("torchtitan", 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [("Nemotron_3_Nano", 52), ("NVIDIA Nemotron-H-56B", 118), ("DeepSeekV4 Flash", 43), ("Qwen3-Next-80B-A3B", 48)],
+)
+def test_layers_that_are_not_alike_are_those_of_the_shipped_model(name: str, layers: int) -> None:
+    sizes = dict.fromkeys(("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab", "vpp"))
+    run = run_of(row(arch="hybrid mamba2/attention", model_name=name, pp=1, dp=32, **sizes))
+    assert run.skipped == ""
+    assert run.scenario is not None
+    assert isinstance(run.scenario.model, ArchitectureSpec)
+    assert run.scenario.model.num_layers == layers
+    assert run_of(row(arch="hybrid", model_name=name, **sizes | {"hidden": 1234})).skipped
+
+
+@pytest.mark.parametrize("words", [("full", "block, 3 layers"), ("full (block method, 3)", None)])
+def test_full_recomputation_of_some_layers(words: tuple[str, str | None]) -> None:
+    found = recompute_of(row(recompute=words[0], recompute_detail=words[1]), framework("megatron-core"), [])
+    assert found == {"granularity": "full", "method": "block", "num_layers": 3}
+    whole = row(recompute="full", recompute_detail="per block, non-reentrant")
+    assert recompute_of(whole, framework("megatron-core"), []) == "full"
+
+
+def test_bf16_without_zero_shards_states_where_the_framework_does() -> None:
+    stages = {"Megatron-DeepSpeed": 1, "Megatron-LM": 0}
+    for name, stage in stages.items():
+        run = run_of(row(framework=name, framework_version="2023-06", zero_stage=0, vpp=1))
+        assert run.scenario is not None
+        assert run.scenario.plan.zero_stage == stage
+    older = run_of(row(framework="Megatron-DeepSpeed", framework_version="2023-06", zero_stage=0, vpp=1, precision="fp16"))
+    assert older.scenario is not None
+    assert older.scenario.plan.zero_stage == 0
+
+
+@pytest.mark.parametrize(("words", "dealt"), [("force-balanced (even)", True), ("round-robin", True), ("uneven, balanced", None)])
+def test_a_balance_that_deals_experts_in_turn(words: str, dealt: bool | None) -> None:
+    assert _routing(words, "pretrain").get("in_turn") is dealt
 
 
 def test_packed_documents_of_a_stated_length() -> None:

@@ -173,7 +173,7 @@ class LayoutPricer:
         exchange = Exchange(
             "combine" if work.combine else "dispatch", work.tokens, work.hidden * work.element_bytes, moe.num_experts_per_tok,
             moe.num_experts, sms=TRAINED_SMS.get(work.dispatcher, 0), nodes_limit=self._nodes_reached(moe, placement),
-            in_turn=self.layout.framework.conventions.balances_in_turn and self.layout.training.routing.kind == "balanced",
+            in_turn=self.layout.training.routing.dealt_in_turn(self.layout.framework.conventions.balances_in_turn),
         )  # fmt: skip
         return self.collectives.exchange(exchange, placement, work.dispatcher)
 

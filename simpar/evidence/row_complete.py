@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any, Final
 
-from simpar.evidence.row_model import MLA_FIELDS, MLP
+from simpar.evidence.row_model import HYBRID, MLA_FIELDS, MLP, SHIPPED
+from simpar.specs.architecture import ArchitectureSpec
 from simpar.specs.model import TransformerSpec
 from simpar.specs.models_io import load_model, model_names
 
@@ -18,25 +19,58 @@ Row = Mapping[str, Any]
 
 RATE_ALONE: Final = "rate_alone"
 """Column of a completed row that states a rate per GPU and no batch: the global batch that it has is of micro-batches of one."""
+RATES: Final = (
+    "tokens_per_s_per_gpu_best", "tokens_per_s_per_gpu", "tokens_per_s_per_gpu_from_flops", "tokens_per_s", "samples_per_s",
+    "samples_per_s_per_gpu",
+)  # fmt: skip
+"""Columns that say how fast a run is whatever its batch, the surest first."""
+MICRO_BATCHES_A_STAGE: Final = 8
+"""Of a pipeline whose batch is not stated, for each of its ranks: the median over the sources of validation/runs, and what a third
+of them have. One alone would leave all ranks but one idle."""
+NEARLY: Final = 0.02
+"""How far a time and a rate, both rounded, may be apart from a whole batch."""
 _DIMENSIONS: Final = ("layers", "hidden", "heads")
 
 
 def completed(row: Row) -> tuple[dict[str, Any], list[str]]:
     """`row` with what follows from it, and a note on each addition."""
     notes: list[str] = []
-    found = _with_dimensions(dict(row), notes)
+    hybrid = HYBRID.search(str(row.get("arch") or "")) is not None
+    found = (_with_shipped_layers if hybrid else _with_dimensions)(dict(row), notes)
     found = _with_layout(found, notes)
-    micro, pieces, ranks = (int(found.get(key) or 0) for key in ("micro_batch", "grad_accum", "dp"))
-    if not found.get("global_batch") and ranks and ((micro and pieces) or found.get("tokens_per_s_per_gpu")):
-        found["global_batch"] = (micro or 1) * (pieces or 1) * ranks
-        if micro and pieces:
-            notes.append(f"global batch not stated: {found['global_batch']}, micro batch x accumulation x dp")
-        elif micro:
-            notes.append(f"batch not stated: one micro-batch of {micro} per rank, for a rate per GPU")
-        else:
-            found[RATE_ALONE] = True
-            notes.append("batch not stated: one micro-batch per rank, for a rate per GPU")
+    _with_batch(found, notes)
     return found, notes
+
+
+def _with_batch(row: dict[str, Any], notes: list[str]) -> None:
+    """A global batch where none is stated: of the micro-batches that are, or of as many as a step usually has, for a rate."""
+    micro, pieces, ranks, pp = (int(row.get(key) or 0) for key in ("micro_batch", "grad_accum", "dp", "pp"))
+    if row.get("global_batch") or not ranks or not ((micro and pieces) or any(row.get(key) for key in RATES)):
+        return
+    if not (micro and pieces) and (batch := _batch_of_step(row, (micro or 1) * ranks)):
+        row["global_batch"] = batch
+        notes.append(f"global batch not stated: {batch}, from step time and rate")
+        return
+    count = pieces or (MICRO_BATCHES_A_STAGE * pp if pp > 1 else 1)
+    row["global_batch"] = (micro or 1) * count * ranks
+    if micro and pieces:
+        notes.append(f"global batch not stated: {row['global_batch']}, micro batch x accumulation x dp")
+        return
+    each = "one micro-batch" if count == 1 else f"{count} micro-batches"
+    notes.append(f"batch not stated: {each}{f' of {micro}' if micro else ''} per rank, for a rate")
+    if not micro:
+        row[RATE_ALONE] = True
+
+
+def _batch_of_step(row: Row, multiple: int) -> int | None:
+    """Sequences that a step of the stated time takes at the stated rate, where that is nearly a multiple of what all ranks take."""
+    seconds, gpus = row.get("step_time_s_best") or row.get("step_time_s"), row.get("n_gpus")
+    key = next((key for key in RATES if row.get(key)), None)
+    if not seconds or not gpus or key is None or (key.startswith("tokens") and not row.get("seq_len")):
+        return None
+    sequences = row[key] * seconds * (gpus if "per_gpu" in key else 1) / (row["seq_len"] if key.startswith("tokens") else 1)
+    batch = multiple * round(sequences / multiple)
+    return batch if batch and abs(sequences / batch - 1) <= NEARLY else None
 
 
 def _with_layout(row: dict[str, Any], notes: list[str]) -> dict[str, Any]:
@@ -76,12 +110,30 @@ def _with_dimensions(row: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     return {**known, **row} | ({} if ranks else {"mla": known.get("mla", row["mla"])})
 
 
+def _with_shipped_layers(row: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    """Layers that are not alike are those of the shipped model that the row names, unless its sizes are others."""
+    name = _preset_of(str(row.get("model_name") or ""))
+    model = load_model(name) if name else None
+    if not isinstance(model, ArchitectureSpec) or len(model.stacks) != 1:
+        return row
+    known = {"layers": model.num_layers, "hidden": model.stacks[0].hidden_size, "vocab": model.vocab_size}
+    if any(row.get(key) not in (None, 0, size) for key, size in known.items()):
+        return row
+    notes.append(f"layers that are not alike: those of {name}")
+    return {**row, **known, SHIPPED: name}
+
+
 def _preset_of(model: str) -> str | None:
-    """The shipped model that `model` names ("Meta-Llama-3-8B-Instruct", "Mixtral 8x7B", "GPT-3 175B"), or None."""
+    """The shipped model that `model` names ("Meta-Llama-3-8B-Instruct", "Mixtral 8x7B", "GPT-3 175B"; "Nemotron_3_Nano", which no
+    other begins with), or None."""
     text = re.sub(r"[\s_]+", "-", model.lower())
+    text = re.sub(r"(?<=[a-z])v(?=\d)", "-v", text)
     text = re.sub(r"llama-?3(\.[013])?-", "llama3.1-", text)
     text = re.sub(r"llama-?(\d)", r"llama\1", text).replace("gpt-3", "gpt3")
     found = [name for name in model_names() if re.search(rf"(?<![a-z0-9.]){re.escape(name)}(?![a-z0-9.])", text)]
+    if not found and re.search(r"[a-z].*\d", text):
+        begun = [name for name in model_names() if name.startswith(f"{text}-")]
+        return begun[0] if len(begun) == 1 else None
     return max(found, key=len, default=None)
 
 

@@ -51,6 +51,7 @@ FRAMEWORK_PATTERNS: Final = (
 NEAREST: Final = (
     (r"primus.*torchtitan|picotron.*fsdp", "torchtitan", "it builds on torch's FSDP2"),
     (r"picotron", "nanotron", "it is a small sibling of nanotron"),
+    (r"pith-?train", "torchtitan", "it drives torch's FSDP2 and compiler"),
     (
         r"\balpa\b|levanter|easylm|t5x|gspmd|jaxformer|flax|mesh[- ]?(tf|tensorflow)|tensorflow|\bpax\b|\bkeras\b",
         "maxtext",

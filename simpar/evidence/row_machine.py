@@ -84,9 +84,11 @@ MACHINES: Final = (
     MachineRule("(RTX[- ]?)?6000[- ]?Ada.*", "rtx-6000-ada"),
     MachineRule("(RTX[- ]?)?A6000", "rtx-a6000"),
     MachineRule("MI300X.*", "mi300x"),
-    MachineRule("MI325X.*", "mi325x"),
-    MachineRule("MI350X.*", "mi350x"),
-    MachineRule("MI355X.*", "mi355x"),
+    MachineRule("MI300", "mi300x", memory=(180, 200)),
+    MachineRule("MI300", "mi300x", gpus_per_node=8),
+    MachineRule("MI325(X.*)?", "mi325x"),
+    MachineRule("MI350(X.*)?", "mi350x"),
+    MachineRule("MI355(X.*)?", "mi355x"),
     MachineRule("MI250X?.*", "mi250x", memory=(50, 70)),
     MachineRule("MI250X?.*", "mi250x", gpus_per_node=8),
     MachineRule("TPU.*v6e.*|TPU.*Trillium.*", "tpu-v6e"),
@@ -94,7 +96,8 @@ MACHINES: Final = (
     MachineRule("TPU.*v5e.*", "tpu-v5e"),
     MachineRule("TPU.*v4.*", "tpu-v4"),
 )
-"""First match wins; a GPU without a rule is not taken for another. Sources: in each profile."""
+"""First match wins; a GPU without a rule is not taken for another: an MI300 of other memory, or fewer in a node, is an MI300A.
+Sources: in each profile."""
 
 OWN_BOARDS: Final = {"dgx-h100": "dgx-h100-96gb-500w", "dgx-b200": "dgx-b200-750w"}
 """A usual board -> that of the machines on which PyTorch is developed: H100 with 96 GB HBM2e of 2.4 TB/s at 500 W (torchtitan

@@ -36,6 +36,12 @@ _FAMILIES: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
 """Pattern in model_name -> fields (config.json of the published checkpoints)."""
 
 
+HYBRID: Final = re.compile(r"hybrid|mamba|rwkv|state.space|\bssm\b", re.IGNORECASE)
+"""In arch: layers that columns cannot describe."""
+SHIPPED: Final = "shipped_model"
+"""Column of a completed row: the shipped model that it names and whose layers it has."""
+
+
 def model_of(row: Row) -> tuple[dict[str, Any], list[str]]:
     """The table of a TransformerSpec and what was assumed.
 
@@ -43,8 +49,8 @@ def model_of(row: Row) -> tuple[dict[str, Any], list[str]]:
         CannotExpress: not a pure transformer, or a dimension is missing.
     """
     arch = str(row.get("arch") or "dense")
-    if re.search(r"hybrid|mamba|rwkv|state.space|\bssm\b", arch, re.IGNORECASE):
-        raise CannotExpress("hybrid Mamba model")
+    if HYBRID.search(arch):
+        raise CannotExpress("a hybrid that no shipped model of its name and size describes (`simpar models list`)")
     if re.search(r"diffusion|\bdit\b|unet|\bcnn\b|resnet|dlrm|encoder|\bbert\b|\bt5\b|\bvlm\b", arch, re.IGNORECASE):
         raise CannotExpress(f"not a decoder of text: {arch}")
     notes: list[str] = []

@@ -9,6 +9,8 @@ from typing import Any, Final
 from simpar.evidence.row_complete import RATE_ALONE
 from simpar.evidence.row_machine import USUAL_BOARDS, own_board
 from simpar.evidence.row_plan import untrained
+from simpar.specs.architecture import ArchitectureSpec
+from simpar.specs.models_io import load_model
 from simpar.specs.open_values import PRIORS, is_open
 
 Row = Mapping[str, Any]
@@ -107,7 +109,11 @@ def filled(table: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _layers(table: Mapping[str, Any]) -> int:
-    return int(table["model"]["num_hidden_layers"])
+    model = table["model"]
+    if not isinstance(model, str):
+        return int(model["num_hidden_layers"])
+    shipped = load_model(model)
+    return shipped.num_layers if isinstance(shipped, ArchitectureSpec) else int(getattr(shipped, "num_hidden_layers", 1))
 
 
 def _set(usual: Any, others: Mapping[Any, float], first: float) -> Any:

@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from simpar.evidence.row_framework import attention_of, narrow_modules
+from simpar.evidence.row_complete import RATE_ALONE
+from simpar.evidence.row_framework import attention_of, narrow_modules, stated_precision
 from simpar.evidence.row_machine import CannotExpress
 from simpar.evidence.row_stages import stage_layers
 from simpar.specs.framework import FrameworkSpec, Month
@@ -43,6 +44,9 @@ RECOMPUTE_MODULES: Final = (
     (r"per-op|\bop\b|op-level", "op"),
 )
 """Pattern in recompute_detail -> a module that is recomputed; several may match."""
+
+_BLOCK: Final = re.compile(r"\bblock\b\D{0,20}(\d+)", re.IGNORECASE)
+"""Full recomputation of so many layers of each virtual stage and no others: Megatron-LM's --recompute-method block."""
 
 _CHUNKS: Final = {"zb-v": 2, "v-half": 2, "v-min": 2, "dualpipe-v": 2, "dualpipe": 1}
 """Schedules whose number of model chunks per rank is fixed."""
@@ -176,6 +180,9 @@ def _sharding(row: Row, framework: FrameworkSpec, domain: int, notes: list[str])
     if stage is None:
         stage = 3 if fsdp else 1 if row.get("dist_opt") else framework.data.zero_stage_default
         notes.append(f"optimizer sharding not stated: ZeRO stage {stage}")
+    elif stage == 0 and framework.conventions.bf16_shards_states and stated_precision(row) == "bf16":
+        stage = 1
+        notes.append("bf16 without ZeRO shards the optimizer's states here, as stage 1 does")
     table: dict[str, Any] = {"zero_stage": int(stage)}
     if fsdp == "" or re.search(r"not reshard|shard_grad_op|reshard_after_forward\W+(never|false|off|no)\b", fsdp, re.IGNORECASE):
         table["reshard_after_forward"] = fsdp == ""
@@ -194,9 +201,11 @@ def recompute_of(row: Row, framework: FrameworkSpec, notes: list[str]) -> str | 
     if not word:
         word = framework.conventions.recompute_default
         notes.append(f"recomputation not stated: {word} (framework's default)")
+    stages = int(row.get("pp") or 1) * int(row.get("vpp") or 1)
+    if word.startswith("full") and (block := _BLOCK.search(f"{word} {detail}")):
+        return {"granularity": "full", "method": "block", "num_layers": int(block[1])}
     if word.startswith(("none", "full")):
         return word.split()[0]
-    stages = int(row.get("pp") or 1) * int(row.get("vpp") or 1)
     if budget := re.search(r"memory budget (0?\.\d+|[01])", detail):
         # torch.compile's partitioner keeps that share of what full checkpointing would free; here of the layers.
         again = round((1.0 - float(budget[1])) * int(row["layers"]) / stages)
@@ -339,9 +348,10 @@ def _micro_batch(row: Row, framework: FrameworkSpec, local: int, notes: list[str
         return int(row["micro_batch"])
     if row.get("grad_accum") and local % int(row["grad_accum"]) == 0:
         return max(1, local // int(row["grad_accum"]))
-    if framework.conventions.microbatch_per_stage and int(row["pp"]) > 1 and local % int(row["pp"]) == 0:
+    pp = 0 if row.get(RATE_ALONE) else int(row["pp"])
+    if framework.conventions.microbatch_per_stage and pp > 1 and local % pp == 0:
         notes.append("micro batch not stated: local batch / pp (framework's default)")
-        return local // int(row["pp"])
+        return local // pp
     notes.append("micro batch not stated: 1")
     return 1
 
@@ -369,6 +379,8 @@ def _routing(text: str, task: str) -> dict[str, Any]:
         # Fine-tuning keeps the router of its checkpoint. One that has not been trained spreads loads by about their mean, as in the
         # first steps of a pre-training.
         table = {"kind": "lognormal", **({"spread": 1.0} if "random init" in text else {})}
+    elif re.search(r"round[- ]robin|\bin turn\b|\beven\b", text):
+        table["in_turn"] = True  # Primus' moe_router_force_load_balancing_type: even
     if capacity or "token drop" in text or "token-drop" in text:
         table["capacity_factor"] = float(capacity[1]) if capacity else 1.0
     return table

@@ -16,10 +16,11 @@ from typing import Any, Final
 from simpar.boundary import read_json_lines
 from simpar.errors import InputError
 from simpar.evidence.predicted import BubbleOf
-from simpar.evidence.row_complete import completed
+from simpar.evidence.row_complete import RATES, completed
+from simpar.evidence.row_flops import UNCOUNTED, seconds_from_flops
 from simpar.evidence.row_framework import framework_of, month_of_row, precision_of
 from simpar.evidence.row_machine import CannotExpress, machine_of
-from simpar.evidence.row_model import model_of
+from simpar.evidence.row_model import SHIPPED, model_of
 from simpar.evidence.row_open import open_facts, with_sets
 from simpar.evidence.row_plan import plan_of, training_of
 from simpar.evidence.row_values import read_values
@@ -115,8 +116,12 @@ def _flat_run(raw: Row, fallback_id: str) -> Run:
         skipped = f"not stated: {error.args[0]}"
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
         skipped = f"a column has an unexpected value: {error}"
+    if run.scenario is not None and not skipped and run.measured.step_time_s is None:
+        seconds = seconds_from_flops(row, run.scenario)
+        run = replace(run, measured=replace(run.measured, step_time_s=seconds, step_time_from="tflops_per_gpu" if seconds else ""))
     if not skipped and not run.measured.anything:
-        skipped = "; ".join(("nothing measured", *values.notes))
+        nothing = f"nothing measured: {UNCOUNTED}" if row.get("tflops_per_gpu") else "nothing measured"
+        skipped = "; ".join((nothing, *values.notes))
     return replace(run, skipped=skipped, assumptions=tuple(notes))
 
 
@@ -154,7 +159,7 @@ def table_of(row: Row, name: str = "run") -> tuple[dict[str, Any], tuple[str, ..
     machine = machine_of(row)
     precision, more = precision_of(row, month, machine.cluster["hardware"])
     notes += more
-    model, model_notes = model_of(row)
+    model, model_notes = (row[SHIPPED], []) if row.get(SHIPPED) else model_of(row)
     plan, plan_notes = plan_of(row, semantics)
     training, training_notes = training_of(row, semantics, precision, month)
     if (
@@ -215,16 +220,8 @@ def _step_time(row: Row) -> tuple[float | None, str]:
     if not batch or not gpus:
         return None, ""
     tokens = batch * (length or 0.0)
-    rates = (
-        ("tokens_per_s_per_gpu_best", tokens / gpus), ("tokens_per_s_per_gpu", tokens / gpus),
-        ("tokens_per_s_per_gpu_from_flops", tokens / gpus), ("tokens_per_s", tokens), ("samples_per_s", batch),
-        ("samples_per_s_per_gpu", batch / gpus),
-    )  # fmt: skip
-    for key, amount in rates:
+    for key in RATES:
+        amount = (tokens if key.startswith("tokens") else batch) / (gpus if "per_gpu" in key else 1)
         if amount and (rate := row.get(key)):
             return amount / rate, key
-    tflops, per_token = row.get("tflops_per_gpu"), row.get("gflops_per_token_causal")
-    if tokens and tflops and per_token and "model" in str(row.get("tflops_def") or "").lower():
-        # Which attention count a source used is rarely stated; causal is what recent papers use.
-        return tokens * per_token / (gpus * tflops * 1e3), "tflops_per_gpu / gflops_per_token_causal"
     return None, ""

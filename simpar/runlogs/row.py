@@ -124,6 +124,8 @@ def _training(scenario: Scenario) -> dict[str, Any]:
     lora = f"lora rank {t.lora_rank}" + {"all": ", all linear", "qv": ", q and v"}.get(t.lora_modules, "")
     routing = t.routing
     words = {"balanced": "force-balanced", "lognormal": "natural"}.get(routing.kind, routing.kind)
+    if routing.in_turn:
+        words += ", in turn"
     if routing.capacity_factor:
         words += f", capacity factor {routing.capacity_factor:g}"
     if scenario.plan.ep > 1 and scenario.plan.ep_dispatcher != "alltoall":

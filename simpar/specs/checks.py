@@ -353,8 +353,7 @@ def _experts(model: TokenModel, scenario: Scenario) -> Iterator[Violation]:
         yield from _no_experts(scenario)
         return
     yield from _divides("plan.ep", plan.ep, model.moe.num_experts, "num_experts")
-    etp, width = resolved_etp(plan), model.moe.moe_intermediate_size
-    yield from _divides("plan.etp", etp, width, "moe_intermediate_size")
+    yield from _divides("plan.etp", resolved_etp(plan), model.moe.moe_intermediate_size, "moe_intermediate_size")
     yield from _routing(model.moe, scenario)
 
 
@@ -371,14 +370,15 @@ def _routing(moe: MoeSpec, scenario: Scenario) -> Iterator[Violation]:
         yield Violation("training.routing.counts", f"{len(routing.counts)} numbers", rule, 'kind = "counts", or leave them out')
     if routing.alpha and routing.kind != "zipf":
         yield Violation("training.routing.alpha", routing.alpha, f"kind {routing.kind!r} has no exponent", 'kind = "zipf"')
+    if routing.in_turn is not None and routing.kind != "balanced":
+        yield Violation("training.routing.in_turn", routing.in_turn, f"kind {routing.kind!r} is not dealt", 'kind = "balanced"')
     if bool(moe.n_group) != bool(moe.topk_group):
         rule = "n_group groups of experts, topk_group of which a token reaches: one without the other limits nothing"
         yield Violation("model.moe.topk_group", moe.topk_group, rule, f"from 1 to n_group ({moe.n_group}), or both 0")
     elif moe.topk_group > moe.n_group:
         yield Violation("model.moe.topk_group", moe.topk_group, "more than there are groups", f"at most n_group ({moe.n_group})")
     if routing.kind == "counts" and len(routing.counts) != moe.num_experts:
-        rule = f"needs one number per expert, {moe.num_experts}"
-        yield Violation("training.routing.counts", f"{len(routing.counts)} numbers", rule)
+        yield Violation("training.routing.counts", f"{len(routing.counts)} numbers", f"needs one per expert, {moe.num_experts}")
     if routing.counts and min(routing.counts) < 0:
         yield Violation("training.routing.counts", min(routing.counts), "must not be negative")
     if routing.kind == "counts" and sum(routing.counts) <= 0:

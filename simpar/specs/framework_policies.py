@@ -379,6 +379,7 @@ class Conventions(Policy):
         microbatch_per_stage: a local batch is split into one micro-batch per pipeline rank where a run does not say.
         sequence_parallel_default: tensor parallelism splits the sequence too where a run does not say.
         graphed_hosts: CPUs beside which layers run from CUDA graphs where a run does not say.
+        bf16_shards_states: what runs in bf16 call stage 0 shards the optimizer's states, as stage 1 does.
     """
 
     abilities: tuple[Ability, ...] = ()
@@ -396,3 +397,4 @@ class Conventions(Policy):
     microbatch_per_stage: bool = False
     sequence_parallel_default: bool = False
     graphed_hosts: tuple[str, ...] = ()
+    bf16_shards_states: bool = False

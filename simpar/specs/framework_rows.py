@@ -115,6 +115,7 @@ _MEGATRON: Final = (
         "TransformerEngine 2.10: grouped linear layers use the placeholders too"),
 )  # fmt: skip
 
+_BF16_OPTIMIZER: Final = "DeepSpeed engine.py, bf16 without ZeRO is bf16_optimizer.py's, whose fp32 states are sharded (PR 1801)"
 _FP8_BLOCK: Final = 1.0 + 4.0 / 128.0
 """Bytes per element in fp8 with an fp32 scale per 128 elements."""
 
@@ -177,6 +178,7 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
                 "ones, casts and adds them up after every backward (update_hp_grads), fp16 gradients are added by autograd; "
                 "bigscience-workshop/Megatron-DeepSpeed megatron/mpu/layers.py reduces input gradients before it goes on "
                 "(copy_to_tensor_model_parallel_region)"),
+            Row((2022, 4), {"bf16_shards_states": True}, _BF16_OPTIMIZER),
             Row((2023, 3), {"gradients_like_weights": True},
                 "DeepSpeed engine.py get_data_types: ZeRO accumulates in the dtype of what it trains unless a run says (PR 2847); "
                 "pipelines go on with bf16_optimizer.py (PR 4713)"),
@@ -284,6 +286,7 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
              "together from its ranks' parts, gradients are put into a bucket and that into the order of ranks; 276-300 us of "
              "hooks per module forward and as much backward (deepspeed 0.19, an empty process group, one server core); the host "
              "waits with more than two fetches in flight"),
+         Row((2022, 4), {"bf16_shards_states": True}, _BF16_OPTIMIZER),
          Row((2023, 8), {"attention": (("", "fa2"),), "gradient_dtype": "fp32", "fsdp_reduce_dtype": "bf16",
                          "recompute_default": "none", "fused_norm": False, "adapters": "each", "adapter_cpu_s": 25e-6},
              "transformers with FlashAttention 2 and peft's adapters (see transformers), whose models' RMSNorm is a chain of "

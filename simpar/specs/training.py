@@ -58,6 +58,13 @@ class RoutingSpec(Spec):
     """Measured relative load per expert."""
     capacity_factor: Annotated[float, Field(gt=0)] | None = None
     """Fixed expert capacity (drop and pad) as a multiple of the mean; none = dropless."""
+    in_turn: bool | None = None
+    """balanced: experts are dealt in turn, so that those of a token are consecutive and lie on one rank or a few; false: at random.
+    None = as the framework forces a balance."""
+
+    def dealt_in_turn(self, usually: bool) -> bool:
+        """Whether a forced balance gives each token consecutive experts, where the framework does so `usually` or not."""
+        return self.kind == "balanced" and (usually if self.in_turn is None else self.in_turn)
 
 
 BIASED_SPREAD: Final = 0.07
