@@ -744,6 +744,14 @@ def test_packed_documents_of_a_stated_length() -> None:
     assert "document_tokens" in run_of(row(document_tokens=1.5)).skipped
 
 
+def test_packed_documents_of_several_lengths() -> None:
+    run = run_of(row(document_tokens=[64, "448", 1536], pp=1, vpp=1, dp=32))
+    assert run.scenario is not None
+    assert run.scenario.training.document_lengths == (64, 448, 1536)
+    assert columns_of(run.scenario)["document_tokens"] == [64, 448, 1536]
+    assert "document_tokens" in run_of(row(document_tokens=[64, 0.5])).skipped
+
+
 @pytest.mark.parametrize(
     ("changes", "board", "is_open"),
     [

@@ -264,7 +264,7 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
     if row.get("compile") is not None:
         table["compile"] = "model" if row["compile"] == "model" else bool(row["compile"])
     if row.get("document_tokens"):
-        table["document_lengths"] = (int(row["document_tokens"]),)
+        table["document_lengths"] = row["document_tokens"]
     if dtype := re.search(r"fp32|bf16|fp16", str(row.get("grad_dtype") or "")):
         table["gradient_dtype"] = dtype[0]
     if task.startswith("lora"):

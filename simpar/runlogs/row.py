@@ -132,7 +132,7 @@ def _training(scenario: Scenario) -> dict[str, Any]:
     return {
         "task": lora if t.trainable == "lora" else "pretrain",
         "seq_len": t.sequence_length, "micro_batch": t.micro_batch_size, "global_batch": t.global_batch_size,
-        "document_tokens": t.document_lengths[0] if len(set(t.document_lengths)) == 1 else None,
+        "document_tokens": t.document_lengths[0] if len(set(t.document_lengths)) == 1 else list(t.document_lengths) or None,
         "grad_accum": t.global_batch_size // (t.micro_batch_size * dp),
         "precision": "pure bf16" if t.pure_bf16 else _PRECISIONS.get(t.precision, t.precision),
         "grad_dtype": t.gradient_dtype, "optimizer": _OPTIMIZERS.get(t.optimizer, t.optimizer),
