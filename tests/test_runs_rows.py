@@ -202,6 +202,10 @@ def test_every_schedule_rule_names_a_schedule(name: str) -> None:
         ({"framework": "something new", "precision": "bf16 (autocast)"}, "torch-autocast"),
         ({"framework": "nanoGPT train.py"}, "torch-autocast"),
         ({"framework": "modded-nanogpt"}, "plain"),
+        ({"framework": "own loop", "precision": "fp8 (torchao rowwise)"}, "plain"),
+        ({"framework": "own loop", "precision": "fp8 (TransformerEngine)"}, "torch-te"),
+        ({"framework": "own trainer, TransformerEngine layers", "precision": "mxfp8"}, "torch-te"),
+        ({"framework": "own trainer, TransformerEngine layers", "precision": "bf16"}, "plain"),
     ],
 )
 def test_frameworks(changes: dict[str, Any], name: str) -> None:

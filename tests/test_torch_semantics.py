@@ -69,6 +69,19 @@ def test_a_cast_moves_its_tensor_and_kept_scales_are_not_made_again() -> None:
     assert moved == [3.0 * product.m * product.k, 3.0 * product.n * product.k]
 
 
+@pytest.mark.parametrize(
+    ("framework", "version", "precision", "torchao"),
+    [("plain", "2026-02", "fp8", True), ("torch-autocast", "2026-02", "fp8-rowwise", True), ("torch-te", "2026-02", "fp8", False),
+     ("transformers", "2025-05", "fp8", False), ("transformers", "2025-06", "fp8", True),
+     ("transformers", "2025-05", "fp8-rowwise", True), ("deepspeed", "2025-06", "fp8", False)],
+)  # fmt: skip
+def test_own_loops_and_accelerate_cast_with_torchao(framework: str, version: str, precision: str, torchao: bool) -> None:
+    made = scenario(precision, framework, zero_stage=0).model_copy(update={"framework_version": version})
+    options = Layout.of(made, 1).options
+    assert options.casts == ({"fp8": "fp8", "fp8-rowwise": "fp8_row"}[precision] if torchao else "")
+    assert (options.engine_casts is None) == (torchao or framework == "deepspeed")
+
+
 def on_blackwell(precision: str, version: str = "2026-08", **training: Any) -> Layout:
     """Llama 3 8B on one node of GB200 under torchtitan's per-op checkpointing."""
     wanted = {"sequence_length": 2048, "global_batch_size": 16, "micro_batch_size": 4, "precision": precision, "compile": True}

@@ -123,6 +123,10 @@ ATTENTION_KERNELS: Final = (
 )
 
 
+_ENGINE: Final = r"transformer[ -]?engine"
+"""In the words for an own loop or its precision: who makes narrow formats there."""
+
+
 def _first(table: tuple[tuple[str, str], ...], text: str) -> str | None:
     return next((value for pattern, value in table if re.search(pattern, text, re.IGNORECASE)), None)
 
@@ -143,6 +147,9 @@ def framework_of(row: Row) -> tuple[str, list[str]]:
         # One that names no precision may hold its weights in 16 bits.
         cast = bool(re.search(r"autocast|\bamp\b", str(row.get("precision") or ""), re.IGNORECASE))
         name, what = ("torch-autocast", "plain torch under autocast") if cast else ("plain", "plain torch")
+        precision = str(row.get("precision") or "")
+        if re.search("fp8|fp4", precision) and re.search(_ENGINE, f"{stated} {precision}", re.IGNORECASE):
+            name, what = "torch-te", "TransformerEngine's layers in plain torch"
         return name, [f"framework {stated!r} unknown: {what}" if stated else f"framework not stated: {what}"]
     return name, notes
 

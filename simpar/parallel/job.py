@@ -126,7 +126,7 @@ class Job:
             loss_keeps_weight_gradient=loss.kind == "linear" and training.trainable == "all",
             logits_gathered=1 if self._loss_parallel else plan.tp,
             gather_share=0.5 if own.separate_casts and training.precision == "fp8" else 1.0,
-            overlapped_gathers=not (own.separate_casts and training.precision == "fp8-rowwise"),
+            overlapped_gathers=training.precision != "fp8-rowwise",
             output_copies=float(own.saves_exchanged_output and plan.cp > 1 and plan.cp_style == "ulysses"),
             stored=own.fp8_storage if fp8 else (),
             # DeepEP and HybridEP send fp32 (Megatron-Core token_dispatcher.py: token_probs.float()), others what the router has.
@@ -271,7 +271,9 @@ class Job:
     @cached_property
     def casts(self) -> str:
         """Recipe of the casts to fp8 that are kernels of their own; "" = none."""
-        if not self.training.narrow_in("linears") or not self.framework.kernels.separate_casts:
+        # Scales per row are torchao's, whatever the framework.
+        separate = self.framework.kernels.separate_casts or self.training.precision == "fp8-rowwise"
+        if not self.training.narrow_in("linears") or not separate:
             return ""
         return GATHERED if self.training.precision == "fp8" and self.plan.zero_stage == 3 else self._dtype("linears")
 

@@ -144,6 +144,12 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              "and norms are fp32, and a compiler keeps the normalised input in fp32 beside the 16-bit one that is multiplied "
              "(what functorch's min-cut partitioner saves of GPT-2)"),),
     ),
+    "torch-te": (
+        "torch-autocast",
+        (Row((2022, 9), {"te_scaling": "delayed", "separate_casts": False},
+             "TransformerEngine pytorch/quantization.py: fp8_autocast around its layers, whose recipe of one scale a tensor is "
+             "DelayedScaling"),),
+    ),
     "olmo-core": (
         "torchtitan",
         (Row((2024, 9),
