@@ -871,6 +871,24 @@ def test_recipes_beside_a_slow_host_have_graphs_unless_a_row_says_otherwise(
         assert run.table["training"]["cuda_graphs"] == {"any_of": [True, False], "weights": [USUAL, pytest.approx(1 - USUAL)]}
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "framework", "ours"),
+    [("AdamW (torch.optim, foreach)", "own loop", "adamw-foreach"), ("fused AdamW", "own loop", "adamw"),
+     ("AdamW (fused)", "FSDP", "adamw-fused"), ("AdamW, foreach", "FSDP", "adamw"), ("AdamW (foreach)", "Megatron-LM", "adamw"),
+     ("fused 8-bit AdamW", "FSDP", "adamw-8bit")],
+)  # fmt: skip
+def test_kernels_of_an_update(optimizer: str, framework: str, ours: str) -> None:
+    scenario = run_of(row(optimizer=optimizer, framework=framework)).scenario
+    assert scenario is not None
+    assert scenario.training.optimizer == ours
+
+
+def test_kernels_of_an_update_of_bf16_states() -> None:
+    scenario = run_of(row(optimizer="AdamW (foreach), bf16 states", framework="own loop", precision="bf16 (pure)")).scenario
+    assert scenario is not None
+    assert (scenario.training.optimizer, scenario.training.pure_bf16) == ("adamw-foreach", True)
+
+
 def test_an_optimizer_nobody_knows_is_said() -> None:
     assert "optimizer LAMB: as adamw" in run_of(row(optimizer="LAMB")).assumptions
     assert not [note for note in run_of(row(optimizer="AdamW")).assumptions if "optimizer" in note]

@@ -256,6 +256,10 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
         "routing": _routing(str(row.get("moe_routing") or ""), task if row.get("moe_experts") else ""),
     }
     table |= _loss(row, framework) | _states(row, framework, table["optimizer"])
+    kernel = re.search(r"\bfused\b|foreach", str(named), re.IGNORECASE)
+    torch = "narrow_optimizers" in framework.conventions.abilities
+    if kernel and torch and table["optimizer"] in ("adamw", "adam") and kernel[0].lower() != framework.optimizer.optimizer_kernel:
+        table["optimizer"] = f"adamw-{kernel[0].lower()}"
     if table["optimizer"] == "adamw-8bit" and _overflows(row):
         table["optimizer"] = "adamw-8bit-paged"
         notes.append("8-bit states do not fit beside the weights: paged (torchtune's full_finetune_single_device configs)")

@@ -31,6 +31,8 @@ _MODELS: Final = {
 OPTIMIZERS: Final[dict[str, dict[str, Any]]] = {
     "adamw": {"_component_": "torch.optim.AdamW", "fused": True, "lr": 2e-5},
     "adam": {"_component_": "torch.optim.Adam", "fused": True, "lr": 2e-5},
+    "adamw-fused": {"_component_": "torch.optim.AdamW", "fused": True, "lr": 2e-5},
+    "adamw-foreach": {"_component_": "torch.optim.AdamW", "fused": False, "lr": 2e-5},
     "adamw-8bit": {"_component_": "bitsandbytes.optim.AdamW8bit", "lr": 2e-5},
     "adamw-8bit-paged": {"_component_": "bitsandbytes.optim.PagedAdamW8bit", "lr": 2e-5},
     "adamw-4bit": {"_component_": "torchao.optim.AdamW4bit", "lr": 2e-5},

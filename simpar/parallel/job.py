@@ -19,7 +19,7 @@ from simpar.specs.framework_options import dropout_of
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.losses import loss_of
 from simpar.specs.model import TransformerSpec
-from simpar.specs.optimizers import KINDS, OptimizerKind
+from simpar.specs.optimizers import KERNEL_BYTES, KINDS, OptimizerKind
 from simpar.specs.plan import PlanSpec, RecomputeSpec
 from simpar.specs.scenario import Scenario
 from simpar.specs.training import BASE_BYTES, BELOW_16_BITS, Part, TrainingSpec
@@ -392,9 +392,17 @@ class Job:
         return (own.gradients_to_host and self.states_away) or (own.states_follow_parameters and offload.parameters)
 
     @property
+    def update_kernel(self) -> tuple[str, float]:
+        """How an update goes over the weights, and the HBM bytes that Adam's moves for each."""
+        own, chosen = self.framework.optimizer, self.optimizer.kernel
+        if chosen in ("", own.optimizer_kernel):
+            return own.optimizer_kernel, own.optimizer_traffic_bytes
+        return chosen, KERNEL_BYTES[chosen]
+
+    @property
     def update_bytes(self) -> float:
         """Bytes per updated weight that exist during the update only."""
         if self.training.optimizer_in_backward:
             return 0.0
-        between = self.framework.optimizer.optimizer_kernel == "foreach" and self.training.optimizer in ("adamw", "adam")
+        between = self.update_kernel[0] == "foreach" and self.training.optimizer in ("adamw", "adam", "adamw-foreach")
         return self.framework.optimizer.update_bytes + (self.weight_bytes if between else 0.0)

@@ -21,7 +21,7 @@ from simpar.specs.scenario import Scenario
 _FSDP: Final = {True: "full shard", False: "full shard, not reshard after forward"}
 _OPTIMIZERS: Final = {
     "adamw-bf16-moments": "AdamW, bf16 moments", "adamw-8bit": "AdamW 8-bit", "adamw-8bit-paged": "paged AdamW 8-bit",
-    "adamw-4bit": "AdamW 4-bit", "sgd-momentum": "SGD momentum",
+    "adamw-fused": "fused AdamW", "adamw-foreach": "AdamW (foreach)", "adamw-4bit": "AdamW 4-bit", "sgd-momentum": "SGD momentum",
 }  # fmt: skip
 _PRECISIONS: Final = {"fp8-block": "fp8 block scaling", "fp8-rowwise": "fp8 rowwise"}
 _LOSSES: Final = {"linear": "fused linear cross-entropy", "fused": "cross-entropy fusion on", "chunked": "chunked cross-entropy"}

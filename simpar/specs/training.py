@@ -114,7 +114,7 @@ class TrainingSpec(Spec):
     alone (torchtitan's quantize.linear and quantize.grouped_mm)."""
     optimizer: Optimizer = "adamw"
     """What each keeps: specs/optimizers.py. 8bit is bitsandbytes', 8bit-paged with its states in host memory, 4bit and fp8 are
-    torchao's."""
+    torchao's. adamw-fused and adamw-foreach are torch's where that is not how the framework calls it."""
     pure_bf16: bool | None = None
     """Trained weights, their gradients and the optimizer's states all rest in bf16, without an fp32 copy; none = the framework's
     way."""
