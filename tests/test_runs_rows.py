@@ -206,6 +206,10 @@ def test_every_schedule_rule_names_a_schedule(name: str) -> None:
         ({"framework": "own loop", "precision": "fp8 (TransformerEngine)"}, "torch-te"),
         ({"framework": "own trainer, TransformerEngine layers", "precision": "mxfp8"}, "torch-te"),
         ({"framework": "own trainer, TransformerEngine layers", "precision": "bf16"}, "plain"),
+        ({"framework": "HF transformers, own loop"}, "transformers"),
+        ({"framework": "HF transformers, own loop", "precision": "fp8 by TransformerEngine"}, "torch-te"),
+        ({"framework": "accelerate", "precision": "fp8 by TransformerEngine", "zero_stage": 3}, "transformers"),
+        ({"framework": "torch FSDP (transformers)"}, "torch-fsdp"),
     ],
 )
 def test_frameworks(changes: dict[str, Any], name: str) -> None:
