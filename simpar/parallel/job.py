@@ -195,7 +195,8 @@ class Job:
                 more.add("op_unlisted")
             if self.attention_kernel in self.framework.kernels.unlisted_attention:
                 more.add("op_attention")
-            if self.plan.ep > 1:
+            listed = own.listed_exchanges
+            if self.plan.ep > 1 and (listed == "all" or (listed == "unnormed" and not getattr(model, "qk_norm", False))):
                 more.add("op_exchanged")
             recompute = Recompute(modules=recompute.modules | more)
         elif recompute.full and training.trainable != "lora":

@@ -70,7 +70,7 @@ TORCHTITAN: Final = (
          "fsdp_reduce_copy_bytes": 6.0, "unlisted_attention": ("cudnn",), "fsdp_group_cpu_s": (0.36e-3, 0.42e-3),
          "fsdp_weight_cpu_s": (67e-6, 108e-6), "tensor_module_cpu_s": (0.23e-3, 0.29e-3), "op_layer_cpu_s": (1.45e-3, 1.3e-3),
          "optimizer_tensor_cpu_s": 43e-6,
-         "recompute_stops_early": True, "balances_in_turn": True},
+         "recompute_stops_early": True, "balances_in_turn": True, "listed_exchanges": "none"},
         "torchtitan models/llama/model.py (repeat_kv before attention, whose copies autograd keeps, compiled or not); torch "
         "FSDP2 _fsdp_collectives.py: weights are split out of the gathered buffer (16 bits read and written), gradients "
         "chunked into the one that is reduced in fp32, both on the compute stream; torch _functional_collectives.py "
@@ -104,6 +104,9 @@ TORCHTITAN: Final = (
         "torchtitan PR 1094: embedding, and last norm with head, are groups of their own, one group where they share weights "
         "(distributed/fsdp.py); before that they were the root's, which torch does not reshard after its forward; "
         "distributed/activation_checkpoint.py passes early_stop, off unless asked for"),
+    Row((2025, 9), {"listed_exchanges": "unnormed"},
+        "torchtitan PR 1672: exchanges are among the ops that selective checkpointing saves, in the lists of DeepSeek-V3 and "
+        "Llama 4; not in models/qwen3/infra/parallelize.py"),
     Row((2025, 10), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn")), "fused_norm": True},
         "torchtitan models/attention.py (PR 1776): cuDNN first everywhere; torch 2.9 has RMSNorm as one kernel (PR 153666), "
         "before that nn.RMSNorm and torchtitan's own are chains in fp32"),
@@ -114,11 +117,11 @@ TORCHTITAN: Final = (
         "torchtitan PR 2095: until then the list of per-op selective checkpointing had torch's flash and efficient attention, "
         "not cuDNN's"),
     Row((2026, 2), {"repeats_keys": False}, "torchtitan PR 2259: attention takes fewer heads of keys and values as they are"),
-    Row((2026, 3), {"loss": "chunked", "loss_chunks": 8, "narrow_inputs": ("nvfp4",), "fp4_layers": 0.85,
+    Row((2026, 3), {"loss": "chunked", "loss_chunks": 8, "narrow_inputs": ("nvfp4",), "fp4_layers": 0.85, "listed_exchanges": "all",
                     "attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn9.19"))},
-        "torch 2.11 comes with cuDNN 9.19 (2.10 with 9.10); torchtitan ChunkedLossWrapper as the default; torchao's nvfp4 "
-        "linear saves its input in 4 bits; torchtitan components/quantization/nvfp4.md: the recipes leave the last 15 % of "
-        "the layers and the head in bf16"),
+        "torch 2.11 comes with cuDNN 9.19 (2.10 with 9.10); torchtitan ChunkedLossWrapper as the default; PR 2357: "
+        "one list of saved ops for all models; torchao's nvfp4 linear saves its input in 4 bits; torchtitan "
+        "components/quantization/nvfp4.md: the recipes leave the last 15 % of the layers and the head in bf16"),
     Row((2026, 6), {"attention": (("", "flex"),)}, "torchtitan PR 3571: language models run FlexAttention on its Triton kernels"),
 )  # fmt: skip
 """torchtitan's behaviour."""
