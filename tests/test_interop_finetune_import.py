@@ -88,6 +88,7 @@ PLANS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"zero_stage": 0}, {"trainable": "lora", "base_weights": "int8", "lora_dropout": 0.1}),
     ({"zero_stage": 3}, {"fused_kernels": ["norm", "rope"], "cross_entropy": "linear"}),
     ({"zero_stage": 0}, {"trainable": "lora", "lora_modules": "qv"}),
+    ({"zero_stage": 0}, {"trainable": "lora", "lora_modules": "mlp"}),
     ({"zero_stage": 2}, {}),
     ({"zero_stage": 0}, {"optimizer": "adamw-foreach", "pure_bf16": True}),
     ({"zero_stage": 0}, {"optimizer": "adamw-fused", "pure_bf16": True}),
@@ -100,6 +101,7 @@ TUNES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"zero_stage": 3, "offload": {"optimizer": True, "parameters": True, "activations": 1.0}}, {}),
     ({"zero_stage": 3}, {"trainable": "lora", "lora_rank": 8, "lora_modules": "all", "base_weights": "nf4-double"}),
     ({"zero_stage": 3}, {"optimizer": "adamw-foreach"}),
+    ({"zero_stage": 3}, {"trainable": "lora", "lora_modules": "mlp"}),
 ]
 
 

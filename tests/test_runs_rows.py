@@ -676,6 +676,9 @@ def test_fine_tuning_keeps_the_router_of_its_checkpoint(stated: str, task: str, 
         ("lora rank 8, q_proj and v_proj", "qv"),
         ("lora rank 8 on q, v", "qv"),
         ("lora, all linear", "all"),
+        ("lora rank 10 on gate, up, down", "mlp"),
+        ("lora rank 10, gate_proj, up_proj and down_proj", "mlp"),
+        ("lora rank 10, MLP alone", "mlp"),
     ],
 )
 def test_adapters_are_where_a_run_says(task: str, modules: str) -> None:

@@ -328,6 +328,8 @@ def _adapters(text: str, precision: str, framework: FrameworkSpec) -> dict[str, 
         table["lora_modules"] = "all"
     elif re.search(r"\bq(_proj)?\s*(,|and|\+|/|&)\s*v(_proj)?\b", text, re.IGNORECASE):
         table["lora_modules"] = "qv"
+    elif re.search(r"mlp (layers |matmuls )?(alone|only)|gate(_proj)?\W+(and )?up(_proj)?\W+(and )?down", text, re.IGNORECASE):
+        table["lora_modules"] = "mlp"
     if dropped := re.search(r"lora[\w ,-]*?dropout (?:of )?(0?\.\d+)", text, re.IGNORECASE):
         table["lora_dropout"] = float(dropped[1])
     if several or "several adapters" in text:

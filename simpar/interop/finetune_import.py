@@ -13,7 +13,7 @@ from simpar.errors import InputError, Violation
 from simpar.interop.axolotl import OPTIMIZERS
 from simpar.interop.carried import Imported, Reading, settled, settled_on_gpus
 from simpar.interop.deepspeed_import import layout
-from simpar.interop.finetune import ALL, ATTENTION, LIGER, LIGER_KEYS, QV
+from simpar.interop.finetune import ALL, ATTENTION, LIGER, LIGER_KEYS, MLP, QV
 from simpar.interop.resolved import model_named, nested, whole
 from simpar.specs.optimizers import KINDS
 
@@ -280,11 +280,11 @@ class _Run:
             return
         targets = self.get("targets")
         names = {t.strip() for t in targets.split(",")} if isinstance(targets, str) else set(map(str, targets or ()))
-        every = bool(self.table.get("lora_target_linear")) or bool(
-            names & {"all", "all-linear", "gate_proj", "up_proj", "down_proj"}
-        )
+        every = bool(self.table.get("lora_target_linear")) or bool(names & {"all", "all-linear", *MLP})
         # peft's default of Llama and its like (utils/constants.py TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING).
         modules = "all" if every else "qv" if names <= set(QV) else "attention"
+        if names and names <= set(MLP):
+            modules = "mlp"
         if modules == "attention" and names != set(ATTENTION):
             self.warnings.append(f"adapters on {', '.join(sorted(names))}: taken to be on the four matmuls of attention")
         training |= {"trainable": "lora", "lora_rank": self.number("rank", 16), "lora_modules": modules}

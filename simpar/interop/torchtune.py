@@ -94,8 +94,8 @@ def configuration(scenario: Scenario) -> dict[str, Any]:
         prefix = "qlora" if training.base_weights.startswith("nf4") else "lora"
         model = {
             "_component_": f"torchtune.models.{module}.{prefix}_{builder}",
-            "lora_attn_modules": list(QV) if training.lora_modules == "qv" else [*ATTENTION[:3], "output_proj"],
-            "apply_lora_to_mlp": training.lora_modules == "all",
+            "lora_attn_modules": {"qv": list(QV), "mlp": []}.get(training.lora_modules, [*ATTENTION[:3], "output_proj"]),
+            "apply_lora_to_mlp": training.lora_modules in ("all", "mlp"),
             "lora_rank": training.lora_rank, "lora_alpha": 2 * training.lora_rank,
             "lora_dropout": training.lora_dropout,
         }  # fmt: skip

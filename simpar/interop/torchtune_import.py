@@ -129,7 +129,9 @@ def _adapters(t: dict[str, Any], builder: str, reading: Reading, file: str) -> d
         return {}
     every, modules = bool(nested(t, "model.apply_lora_to_mlp")), set(nested(t, "model.lora_attn_modules", _ATTENTION))
     chosen = "all" if every else "qv" if modules == set(QV) else "attention"
-    if modules != _ATTENTION and chosen != "qv":
+    if every and not modules:
+        chosen = "mlp"
+    if modules != _ATTENTION and chosen not in ("qv", "mlp"):
         reading.warnings.append(f"adapters on {', '.join(sorted(modules))}: taken to be on the four matmuls of attention")
     quantised = name.startswith("qlora_") or nested(t, "model.quantize_base")
     return {

@@ -121,7 +121,7 @@ def _plan(scenario: Scenario) -> dict[str, Any]:
 
 def _training(scenario: Scenario) -> dict[str, Any]:
     t, dp = scenario.training, resolved_dp(scenario)
-    lora = f"lora rank {t.lora_rank}" + {"all": ", all linear", "qv": ", q and v"}.get(t.lora_modules, "")
+    lora = f"lora rank {t.lora_rank}" + {"all": ", all linear", "qv": ", q and v", "mlp": ", MLP alone"}.get(t.lora_modules, "")
     routing = t.routing
     words = {"balanced": "force-balanced", "lognormal": "natural"}.get(routing.kind, routing.kind)
     if routing.capacity_factor:
