@@ -426,6 +426,8 @@ def test_measured_step_time(changes: dict[str, Any], seconds: float | None) -> N
         ("max reserved (caching allocator), maximum over all ranks", "reserved", False),
         ("max_memory_allocated/2^30 on the logging rank (rank 0 normally)", "allocated", True),
         ("nvidia-smi used memory of the first/last node (allocator reserved + context)", "device", False),
+        ("whole device, % of the card (wandb)", "device", False),
+        ("rocm-smi", "device", False),
         ("unknown: max allocated or reserved (nanotron logs both)", "band", True),
         ("peak per GPU as written by the authors (kind not stated)", "band", False),
         (None, "band", False),
