@@ -23,14 +23,14 @@ from simpar.specs.scenario_spec import Scenario
 MOST_READINGS: Final = 256
 """Combinations of open values that are enumerated at most."""
 PRIORS: Final[dict[str, dict[Any, float]]] = {
-    "plan.recompute": {"full": 0.39, "none": 0.48, "selective": 0.13},
+    "plan.recompute": {"full": 0.38, "none": 0.49, "selective": 0.14},
     "plan.virtual_stages": {1: 0.52, 2: 0.02, 3: 0.05, 4: 0.09, 5: 0.04, 8: 0.12, 12: 0.1, 20: 0.05},
-    "plan.zero_stage": {0: 0.23, 1: 0.3, 2: 0.04, 3: 0.43},
+    "plan.zero_stage": {0: 0.24, 1: 0.27, 2: 0.05, 3: 0.44},
     "plan.sequence_parallel": {False: 0.27, True: 0.73},
     "plan.overlap_grad_reduce": {False: 0.17, True: 0.83},
     "plan.overlap_param_gather": {False: 0.16, True: 0.84},
     "training.micro_batch_size": {
-        1: 0.46, 2: 0.18, 3: 0.01, 4: 0.14, 6: 0.02, 8: 0.06, 12: 0.01, 14: 0.01, 16: 0.04, 32: 0.02, 60: 0.01, 64: 0.01,
+        1: 0.45, 2: 0.16, 3: 0.01, 4: 0.16, 6: 0.02, 8: 0.07, 14: 0.01, 16: 0.05, 32: 0.03, 60: 0.01, 64: 0.01,
     },
     "training.compile": {False: 0.36, True: 0.64},
 }  # fmt: skip
