@@ -88,7 +88,10 @@ PLANS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"zero_stage": 0}, {"trainable": "lora", "base_weights": "int8", "lora_dropout": 0.1}),
     ({"zero_stage": 3}, {"fused_kernels": ["norm", "rope"], "cross_entropy": "linear"}),
     ({"zero_stage": 0}, {"trainable": "lora", "lora_modules": "qv"}),
+    ({"zero_stage": 0}, {"trainable": "lora", "lora_modules": "mlp"}),
     ({"zero_stage": 2}, {}),
+    ({"zero_stage": 0}, {"optimizer": "adamw-foreach", "pure_bf16": True}),
+    ({"zero_stage": 0}, {"optimizer": "adamw-fused", "pure_bf16": True}),
 ]
 
 
@@ -97,6 +100,8 @@ TUNES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"zero_stage": 3, "reshard_after_forward": False, "shard_size": 4, "tp": 2}, {}),
     ({"zero_stage": 3, "offload": {"optimizer": True, "parameters": True, "activations": 1.0}}, {}),
     ({"zero_stage": 3}, {"trainable": "lora", "lora_rank": 8, "lora_modules": "all", "base_weights": "nf4-double"}),
+    ({"zero_stage": 3}, {"optimizer": "adamw-foreach"}),
+    ({"zero_stage": 3}, {"trainable": "lora", "lora_modules": "mlp"}),
 ]
 
 
@@ -125,6 +130,7 @@ dtype: bf16
     found = load_config(path, sequence_length=1024, **WHERE)
     training = found.scenario.training
     assert (training.lora_rank, training.lora_modules, training.base_weights) == (4, "qv", "nf4-double")
+    assert training.optimizer == "adamw-foreach"
     assert (found.scenario.plan.zero_stage, training.global_batch_size, training.sequence_length) == (3, 2 * 8 * 8, 1024)
     three = load_config(
         saved(tmp_path, "three.yaml", text.replace("v_proj]", "v_proj, output_proj]")), sequence_length=1024, **WHERE
@@ -227,6 +233,16 @@ def test_trl_with_accelerate(tmp_path: Path) -> None:
         load_config(tmp_path / "sft.yaml", accelerate=tmp_path / "sft.yaml", **WHERE)
     with pytest.raises(InputError, match="no configuration that is read"):  # open-instruct's own loop
         read(tmp_path, TRL + "with_tracking: true\n")
+
+
+def test_the_optimizer_of_a_file_is_torchs_by_name_and_deepspeeds_under_deepspeed(tmp_path: Path) -> None:
+    text = "base_model: Qwen/Qwen2.5-7B\nsequence_len: 2048\nmicro_batch_size: 2\nbf16: true\n"
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}}')
+    for more, ours in (
+        ("", "adamw"), ("optimizer: adamw_torch\n", "adamw-foreach"), ("optimizer: adamw_torch_fused\n", "adamw-fused"),
+        (f"optimizer: adamw_torch\ndeepspeed: {tmp_path / 'ds.json'}\n", "adamw"),
+    ):  # fmt: skip
+        assert read(tmp_path, text + more).training.optimizer == ours
 
 
 def test_names_of_dialects_are_told_once() -> None:

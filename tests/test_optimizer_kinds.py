@@ -85,6 +85,30 @@ def test_bytes_that_a_step_moves(optimizer: str, expected: float) -> None:
     assert moved(asked) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "framework", "kernel", "each"),
+    [
+        ("adamw-foreach", "plain", "foreach", 92.0),
+        ("adamw-fused", "torch-fsdp", "fused", 34.0),
+        ("adamw-foreach", "llm-foundry", "foreach", 72.0),  # its own, counted from its update rule
+        ("adamw-fused", "torchtitan", "fused", 32.0),
+        ("adamw", "torch-fsdp", "foreach", 92.0),
+    ],
+)
+def test_a_run_may_say_how_torch_goes_over_the_weights(optimizer: str, framework: str, kernel: str, each: float) -> None:
+    scenario = small(optimizer, framework=framework, zero_stage=0)
+    asked = [w for w in works(scenario) if isinstance(w, OptimizerWork)]
+    assert {w.implementation for w in asked} == {kernel}
+    assert moved(asked) == pytest.approx(each * WEIGHTS)
+    layout = Layout.of(scenario, 1)
+    assert layout.update_bytes == layout.framework.optimizer.update_bytes + (4.0 if kernel == "foreach" else 0.0)
+
+
+def test_apex_has_one_way() -> None:
+    with pytest.raises(InputError, match=r"adamw-foreach.*megatron-core does not have it"):
+        small("adamw-foreach")
+
+
 def test_whole_gradients_are_read_whatever_the_optimizer() -> None:
     for optimizer in ("adamw", "sgd"):
         scenario = small(optimizer, framework="nanotron", gpus=2, zero_stage=1)
@@ -214,9 +238,9 @@ def test_every_kind_has_a_price_of_its_own() -> None:
     seconds = {
         kind: simulate(make_scenario({**large, "framework": "plain", "training": {**training, "optimizer": kind}})).step_time_s
         for kind in KINDS
-        if kind not in ("adam", "adamw-bf16-moments", "adamw-fp8", "adamw-8bit")
+        if kind not in ("adam", "adamw-bf16-moments", "adamw-fp8", "adamw-8bit", "adamw-fused")
     }
-    order = ["none", "sgd", "adamw-4bit", "lion", "adafactor", "adamw", "adamw-8bit-paged", "muon"]
+    order = ["none", "sgd", "adamw-4bit", "lion", "adafactor", "adamw", "adamw-foreach", "adamw-8bit-paged", "muon"]
     del seconds["sgd-momentum"]  # one state as wide as the weight, as Lion's
     assert sorted(seconds, key=seconds.__getitem__) == order
     assert len(set(seconds.values())) == len(order)

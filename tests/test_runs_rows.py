@@ -204,6 +204,14 @@ def test_every_schedule_rule_names_a_schedule(name: str) -> None:
         ({"framework": "something new", "precision": "bf16 (autocast)"}, "torch-autocast"),
         ({"framework": "nanoGPT train.py"}, "torch-autocast"),
         ({"framework": "modded-nanogpt"}, "plain"),
+        ({"framework": "own loop", "precision": "fp8 (torchao rowwise)"}, "plain"),
+        ({"framework": "own loop", "precision": "fp8 (TransformerEngine)"}, "torch-te"),
+        ({"framework": "own trainer, TransformerEngine layers", "precision": "mxfp8"}, "torch-te"),
+        ({"framework": "own trainer, TransformerEngine layers", "precision": "bf16"}, "plain"),
+        ({"framework": "HF transformers, own loop"}, "transformers"),
+        ({"framework": "HF transformers, own loop", "precision": "fp8 by TransformerEngine"}, "torch-te"),
+        ({"framework": "accelerate", "precision": "fp8 by TransformerEngine", "zero_stage": 3}, "transformers"),
+        ({"framework": "torch FSDP (transformers)"}, "torch-fsdp"),
     ],
 )
 def test_frameworks(changes: dict[str, Any], name: str) -> None:
@@ -440,6 +448,8 @@ def test_other_flops_tell_no_step_time(words: str | None) -> None:
         ("max reserved (caching allocator), maximum over all ranks", "reserved", False),
         ("max_memory_allocated/2^30 on the logging rank (rank 0 normally)", "allocated", True),
         ("nvidia-smi used memory of the first/last node (allocator reserved + context)", "device", False),
+        ("whole device, % of the card (wandb)", "device", False),
+        ("rocm-smi", "device", False),
         ("unknown: max allocated or reserved (nanotron logs both)", "band", True),
         ("peak per GPU as written by the authors (kind not stated)", "band", False),
         (None, "band", False),
@@ -693,6 +703,9 @@ def test_fine_tuning_keeps_the_router_of_its_checkpoint(stated: str, task: str, 
         ("lora rank 8, q_proj and v_proj", "qv"),
         ("lora rank 8 on q, v", "qv"),
         ("lora, all linear", "all"),
+        ("lora rank 10 on gate, up, down", "mlp"),
+        ("lora rank 10, gate_proj, up_proj and down_proj", "mlp"),
+        ("lora rank 10, MLP alone", "mlp"),
     ],
 )
 def test_adapters_are_where_a_run_says(task: str, modules: str) -> None:
@@ -816,6 +829,14 @@ def test_packed_documents_of_a_stated_length() -> None:
     assert "document_tokens" in run_of(row(document_tokens=1.5)).skipped
 
 
+def test_packed_documents_of_several_lengths() -> None:
+    run = run_of(row(document_tokens=[64, "448", 1536], pp=1, vpp=1, dp=32))
+    assert run.scenario is not None
+    assert run.scenario.training.document_lengths == (64, 448, 1536)
+    assert columns_of(run.scenario)["document_tokens"] == [64, 448, 1536]
+    assert "document_tokens" in run_of(row(document_tokens=[64, 0.5])).skipped
+
+
 @pytest.mark.parametrize(
     ("changes", "board", "is_open"),
     [
@@ -929,6 +950,24 @@ def test_recipes_beside_a_slow_host_have_graphs_unless_a_row_says_otherwise(
     if is_open:
         assert run.table is not None
         assert run.table["training"]["cuda_graphs"] == {"any_of": [True, False], "weights": [USUAL, pytest.approx(1 - USUAL)]}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "framework", "ours"),
+    [("AdamW (torch.optim, foreach)", "own loop", "adamw-foreach"), ("fused AdamW", "own loop", "adamw"),
+     ("AdamW (fused)", "FSDP", "adamw-fused"), ("AdamW, foreach", "FSDP", "adamw"), ("AdamW (foreach)", "Megatron-LM", "adamw"),
+     ("fused 8-bit AdamW", "FSDP", "adamw-8bit")],
+)  # fmt: skip
+def test_kernels_of_an_update(optimizer: str, framework: str, ours: str) -> None:
+    scenario = run_of(row(optimizer=optimizer, framework=framework)).scenario
+    assert scenario is not None
+    assert scenario.training.optimizer == ours
+
+
+def test_kernels_of_an_update_of_bf16_states() -> None:
+    scenario = run_of(row(optimizer="AdamW (foreach), bf16 states", framework="own loop", precision="bf16 (pure)")).scenario
+    assert scenario is not None
+    assert (scenario.training.optimizer, scenario.training.pure_bf16) == ("adamw-foreach", True)
 
 
 def test_an_optimizer_nobody_knows_is_said() -> None:

@@ -69,6 +69,35 @@ def test_a_cast_moves_its_tensor_and_kept_scales_are_not_made_again() -> None:
     assert moved == [3.0 * product.m * product.k, 3.0 * product.n * product.k]
 
 
+@pytest.mark.parametrize(
+    ("framework", "version", "precision", "torchao"),
+    [("plain", "2026-02", "fp8", True), ("torch-autocast", "2026-02", "fp8-rowwise", True), ("torch-te", "2026-02", "fp8", False),
+     ("transformers", "2025-05", "fp8", False), ("transformers", "2025-06", "fp8", True),
+     ("transformers", "2025-05", "fp8-rowwise", True), ("deepspeed", "2025-06", "fp8", False)],
+)  # fmt: skip
+def test_own_loops_and_accelerate_cast_with_torchao(framework: str, version: str, precision: str, torchao: bool) -> None:
+    made = scenario(precision, framework, zero_stage=0).model_copy(update={"framework_version": version})
+    options = Layout.of(made, 1).options
+    assert options.casts == ({"fp8": "fp8", "fp8-rowwise": "fp8_row"}[precision] if torchao else "")
+    assert (options.engine_casts is None) == (torchao or framework == "deepspeed")
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "saved"),
+    [("deepseek-v3", "2025-08", False), ("deepseek-v3", "2025-09", True), ("qwen3-30b-a3b", "2026-02", False),
+     ("qwen3-30b-a3b", "2026-03", True)],
+)  # fmt: skip
+def test_exchanges_are_on_the_lists_of_saved_ops_model_by_model(model: str, version: str, saved: bool) -> None:
+    """torchtitan PR 1672 (not in models/qwen3/infra/parallelize.py) and PR 2357."""
+    made = make_scenario({
+        "model": model, "framework": "torchtitan", "framework_version": version,
+        "cluster": {"hardware": "dgx-h100", "num_nodes": 1},
+        "plan": {"zero_stage": 3, "ep": 8, "recompute": {"granularity": "selective", "modules": ["op"]}},
+        "training": {"sequence_length": 4096, "global_batch_size": 8},
+    })  # fmt: skip
+    assert ("op_exchanged" in Layout.of(made, 1).options.recompute.modules) == saved
+
+
 def on_blackwell(precision: str, version: str = "2026-08", **training: Any) -> Layout:
     """Llama 3 8B on one node of GB200 under torchtitan's per-op checkpointing."""
     wanted = {"sequence_length": 2048, "global_batch_size": 16, "micro_batch_size": 4, "precision": precision, "compile": True}

@@ -377,7 +377,7 @@ QKV, PROJ, GATE_UP, DOWN = (8 * n for n in (3 * (2 * HIDDEN), 2 * HIDDEN, 2 * (H
 
 
 @pytest.mark.parametrize(("name", "shared"), [("torchtune", 0), ("transformers", 0), ("nemo", 1)])
-@pytest.mark.parametrize("modules", ["attention", "qv", "all"])
+@pytest.mark.parametrize("modules", ["attention", "qv", "mlp", "all"])
 def test_every_adapted_matrix_has_a_pair(name: str, shared: int, modules: str) -> None:
     """r (in + out) of every linear; Megatron's packed products have one A for queries, keys and values and for gate and up, and for
     queries and values alone the whole of that product's pair."""
@@ -387,9 +387,22 @@ def test_every_adapted_matrix_has_a_pair(name: str, shared: int, modules: str) -
     if modules == "qv":
         attention = QKV - shared * 2 * 8 * HIDDEN if shared else 8 * 2 * (2 * HIDDEN)
     feed_forward = GATE_UP + DOWN - shared * 8 * HIDDEN
-    assert trained == LAYERS * (attention + (feed_forward if modules == "all" else 0))
+    assert trained == LAYERS * (attention * (modules != "mlp") + feed_forward * (modules in ("all", "mlp")))
     several = prepare(lora(name, lora_modules=modules, lora_adapters=4)).layout
     assert sum(sum(several.trained(b)) for b in several.stage_blocks[0]) == 4 * trained
+
+
+def test_pairs_of_experts_are_of_feed_forwards() -> None:
+    def trained(modules: str) -> float:
+        table = {
+            "model": "qwen3-30b-a3b", "framework": "transformers",
+            "cluster": {"hardware": "dgx-h100", "num_nodes": 1, "num_gpus": 1},
+            "training": {"sequence_length": 64, "global_batch_size": 1, "trainable": "lora", "lora_modules": modules},
+        }  # fmt: skip
+        layout = prepare(make_scenario(table)).layout
+        return sum(sum(layout.trained(b)) for b in layout.stage_blocks[0])
+
+    assert trained("mlp") == trained("all") - trained("attention") > 0
 
 
 def test_adapters_of_experts_are_as_expert_as_they() -> None:

@@ -51,15 +51,11 @@ def update_price(layout: Layout, stages: Sequence[int], work: Pricing, norm_s: f
         seconds += norm_s + spec.host.optimizer_cpu_s * calibration.host
         spread = (("optimizer", 0.6 * seconds, 0.4 * seconds),)
         return KeyPrice(seconds, (("optimizer", seconds),), spread, 0.0, (), (("optimizer", Provenance.ASSUMED),))
-    each = spec.optimizer.optimizer_traffic_bytes
-    parts = [
-        scaled(
-            work(OptimizerWork(own, each * kind.traffic(layout.weight_bytes), spec.optimizer.optimizer_kernel)), calibration.memory
-        )
-    ]
+    kernel, each = layout.update_kernel
+    parts = [scaled(work(OptimizerWork(own, each * kind.traffic(layout.weight_bytes), kernel)), calibration.memory)]
     blocks = [block for stage in stages for block in layout.stage_blocks[stage]]
     if more := sum(amount / ranks for amount, ranks in zip(more_moments(kind, blocks), shards, strict=True)):
-        moved = OptimizerWork(more, 2.0 * each / ADAM_BYTES, spec.optimizer.optimizer_kernel)
+        moved = OptimizerWork(more, 2.0 * each / ADAM_BYTES, kernel)
         parts.append(scaled(work(moved), calibration.memory))
     if kind.paged:
         # Up for the update and down again: two directions of one link.

@@ -39,12 +39,12 @@ FRAMEWORK_PATTERNS: Final = (
     (r"colossal", "colossal-ai"),
     (r"deepspeed", "deepspeed"),
     (r"\btrl\b", "trl"),
-    (r"accelerate|axolotl|llama-?factory|hf trainer", "transformers"),
+    (r"accelerate|axolotl|llama-?factory|hf trainer|^(?!.*fsdp).*transformers", "transformers"),
     (r"fms-fsdp", "torch-fsdp"),
     (r"lit-?gpt", "lit-gpt"),
     (r"(?<!modded[- ])nano-?gpt", "torch-autocast"),
     (r"fsdp2", "torchtitan"),
-    (r"fsdp|fairscale|metaseq|lightning|accelerate|transformers|axolotl", "torch-fsdp"),
+    (r"fsdp|fairscale|metaseq|lightning", "torch-fsdp"),
 )
 """First match in the framework's name wins; then NEAREST's; then the same in the source's name; then plain torch."""
 
@@ -124,6 +124,10 @@ ATTENTION_KERNELS: Final = (
 )
 
 
+_ENGINE: Final = r"transformer[ -]?engine"
+"""In the words for an own loop or its precision: who makes narrow formats there."""
+
+
 def _first(table: tuple[tuple[str, str], ...], text: str) -> str | None:
     return next((value for pattern, value in table if re.search(pattern, text, re.IGNORECASE)), None)
 
@@ -140,9 +144,13 @@ def framework_of(row: Row) -> tuple[str, list[str]]:
         name, notes = _named(source)
     if re.search("deepspeed", str(row.get("fsdp") or ""), re.IGNORECASE) and name in _DRIVERS:
         return "deepspeed", [f"framework {stated!r}: as deepspeed, which shards its states"]
+    precision = str(row.get("precision") or "")
+    narrow = re.search("fp8|fp4", precision) and re.search(_ENGINE, f"{stated} {precision}", re.IGNORECASE)
+    if narrow and row.get("zero_stage") != 3 and name in _DRIVERS:
+        return "torch-te", [f"framework {stated!r}: as torch-te, TransformerEngine's layers in plain torch"]
     if name is None:
         # One that names no precision may hold its weights in 16 bits.
-        cast = bool(re.search(r"autocast|\bamp\b", str(row.get("precision") or ""), re.IGNORECASE))
+        cast = bool(re.search(r"autocast|\bamp\b", precision, re.IGNORECASE))
         name, what = ("torch-autocast", "plain torch under autocast") if cast else ("plain", "plain torch")
         return name, [f"framework {stated!r} unknown: {what}" if stated else f"framework not stated: {what}"]
     return name, notes

@@ -265,6 +265,10 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
         "routing": _routing(str(row.get("moe_routing") or ""), task if row.get("moe_experts") else ""),
     }
     table |= _loss(row, framework) | _states(row, framework, table["optimizer"])
+    kernel = re.search(r"\bfused\b|foreach", str(named), re.IGNORECASE)
+    torch = "narrow_optimizers" in framework.conventions.abilities
+    if kernel and torch and table["optimizer"] in ("adamw", "adam") and kernel[0].lower() != framework.optimizer.optimizer_kernel:
+        table["optimizer"] = f"adamw-{kernel[0].lower()}"
     if table["optimizer"] == "adamw-8bit" and _overflows(row):
         table["optimizer"] = "adamw-8bit-paged"
         notes.append("8-bit states do not fit beside the weights: paged (torchtune's full_finetune_single_device configs)")
@@ -273,7 +277,7 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
     if row.get("compile") is not None:
         table["compile"] = "model" if row["compile"] == "model" else bool(row["compile"])
     if row.get("document_tokens"):
-        table["document_lengths"] = (int(row["document_tokens"]),)
+        table["document_lengths"] = row["document_tokens"]
     if dtype := re.search(r"fp32|bf16|fp16", str(row.get("grad_dtype") or "")):
         table["gradient_dtype"] = dtype[0]
     if task.startswith("lora"):
@@ -333,6 +337,8 @@ def _adapters(text: str, precision: str, framework: FrameworkSpec) -> dict[str, 
         table["lora_modules"] = "all"
     elif re.search(r"\bq(_proj)?\s*(,|and|\+|/|&)\s*v(_proj)?\b", text, re.IGNORECASE):
         table["lora_modules"] = "qv"
+    elif re.search(r"mlp (layers |matmuls )?(alone|only)|gate(_proj)?\W+(and )?up(_proj)?\W+(and )?down", text, re.IGNORECASE):
+        table["lora_modules"] = "mlp"
     if dropped := re.search(r"lora[\w ,-]*?dropout (?:of )?(0?\.\d+)", text, re.IGNORECASE):
         table["lora_dropout"] = float(dropped[1])
     if several or "several adapters" in text:

@@ -17,9 +17,11 @@ Row = Mapping[str, Any]
 COUNTS: Final = frozenset((
     "layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab", "seq_len", "moe_experts", "moe_topk", "moe_ffn",
     "moe_shared_ffn", "moe_dense_layers", "dense_ffn", "mtp_layers", "n_gpus", "gpus_per_node", "tp", "pp", "vpp", "cp", "ep",
-    "domain_size", "etp", "dp", "zero_stage", "micro_batch", "global_batch", "grad_accum", "hsdp_replicas", "document_tokens",
+    "domain_size", "etp", "dp", "zero_stage", "micro_batch", "global_batch", "grad_accum", "hsdp_replicas",
 ))  # fmt: skip
 """Whole numbers of at least 0."""
+SAMPLES: Final = frozenset(("document_tokens",))
+"""Whole numbers of at least 0: one for all, or a list of some."""
 MEASURED: Final = frozenset((
     "tokens_per_s_per_gpu", "tokens_per_s", "samples_per_s", "samples_per_s_per_gpu", "step_time_s", "tflops_per_gpu", "mfu",
     "hfu", "peak_tflops_used", "mem_gib", "bubble_fraction", "step_time_s_derived", "step_time_s_best",
@@ -82,7 +84,7 @@ def read_values(row: Row) -> Values:
         try:
             read = _read(name, value)
         except ValueError as error:
-            if name in COUNTS or name in COMPARED:
+            if name in COUNTS or name in SAMPLES or name in COMPARED:
                 wrong[name] = f"{name}: {error}"
             else:
                 notes.append(f"{name} left out: {error}")
@@ -100,6 +102,9 @@ def _read(name: str, value: Any) -> Any:
     """
     if name in COUNTS:
         return _count(name, value)
+    if name in SAMPLES:
+        each = value if isinstance(value, list | tuple) else (value,)
+        return tuple(read for one in each if (read := _count(name, one)) is not None) or None
     if name in MEASURED:
         return _number(value)
     if name in FLAGS:

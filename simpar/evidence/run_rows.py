@@ -39,7 +39,7 @@ GROUP_KEYS: Final = (
 """The row's own keys that identify a measurement in reports."""
 
 _MEMORY_KINDS: Final[tuple[tuple[str, MemoryKind], ...]] = (
-    (r"nvidia-smi", "device"),
+    (r"nvidia-smi|rocm-smi|amd-smi|\bnvml\b|whole device|device memory|\bof the device\b", "device"),
     (r"band|allocated or reserved|kind not stated|^not stated", "band"),
     (r"^\s*max reserved|max reserved", "reserved"),
     (r"allocated", "allocated"),

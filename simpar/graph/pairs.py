@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeGuard
+from typing import Final, Literal, TypeGuard
 
 from simpar.graph.types import Einsum, Node
+
+_FEED_FORWARD: Final = ("mlp", "moe", "moe_act", "shared_experts")
+"""Modules whose products have a pair under "mlp"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,7 @@ class Pairs:
     (3.0, 4.0, 0.0)
     """
 
-    modules: Literal["attention", "qv", "all"]
+    modules: Literal["attention", "qv", "mlp", "all"]
     packed: bool = False
     wide: bool = False
     autocast: bool = False
@@ -56,5 +59,7 @@ class Pairs:
         """Whether a pair sits beside a product."""
         if not isinstance(node, Einsum) or not node.weight or node.wide:
             return False
+        if self.modules == "mlp":
+            return node.module in _FEED_FORWARD
         makes_values = node.linears == 3 or node.name.endswith("/qkv")
         return self.modules == "all" or (node.module == "attention" and (self.modules == "attention" or makes_values))

@@ -16,7 +16,8 @@ from simpar.specs.training import FusedKernel
 
 ATTENTION: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
 QV: Final = ("q_proj", "v_proj")
-ALL: Final = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
+MLP: Final = ("gate_proj", "up_proj", "down_proj")
+ALL: Final = (*ATTENTION, *MLP)
 _PLAIN: Final[dict[str, Any]] = {
     "plan.pp": 1, "plan.virtual_stages": 1, "plan.microbatch_group_size": None, "plan.ep": 1, "plan.overlap_tp": False,
     "plan.overlap_ep": False, "plan.delay_wgrad": False, "training.cuda_graphs": False, "training.routing": None,
@@ -109,7 +110,7 @@ def hub_name(scenario: Scenario) -> str:
 
 def lora_modules(scenario: Scenario) -> list[str]:
     """Names of the matmuls with an adapter, as Llama-like models have them."""
-    return list({"all": ALL, "qv": QV}.get(scenario.training.lora_modules, ATTENTION))
+    return list({"all": ALL, "qv": QV, "mlp": MLP}.get(scenario.training.lora_modules, ATTENTION))
 
 
 def replicas_and_shards(scenario: Scenario) -> tuple[int, int]:

@@ -13,8 +13,9 @@ from simpar.errors import InputError, Violation
 from simpar.interop.axolotl import OPTIMIZERS
 from simpar.interop.carried import Imported, Reading, settled, settled_on_gpus
 from simpar.interop.deepspeed_import import layout
-from simpar.interop.finetune import ALL, ATTENTION, LIGER, LIGER_KEYS, QV
+from simpar.interop.finetune import ALL, ATTENTION, LIGER, LIGER_KEYS, MLP, QV
 from simpar.interop.resolved import model_named, nested, whole
+from simpar.specs.optimizers import KINDS
 
 _KERNELS: Final = {
     "flash_attention_2": "fa2", "fa2": "fa2", "flash_attention_3": "fa3", "fa3": "fa3", "eager": "unfused", "disabled": "unfused",
@@ -24,7 +25,7 @@ _LIGER: Final = (*LIGER.values(), "cross_entropy", "fused_linear_cross_entropy")
 _EVERY: Final = {"all", "all-linear", *ALL} - set(ATTENTION)
 _BY_NAME: Final = {
     **{name: ours for ours, name in OPTIMIZERS.items() if ours != "adam"},
-    "adamw_torch": "adamw", "adamw_hf": "adamw", "adamw_apex_fused": "adamw", "adamw_8bit": "adamw-8bit",
+    "adamw_hf": "adamw", "adamw_apex_fused": "adamw", "adamw_8bit": "adamw-8bit",
     "paged_adamw_32bit": "adamw", "adamw_torch_8bit": "adamw-fp8",
 }  # fmt: skip
 """transformers.training_args.OptimizerNames and axolotl's."""
@@ -229,7 +230,9 @@ class _Run:
     def _precision(self) -> str:
         if self.get("fp16"):
             return "fp16"
-        return "bf16" if self.get("bf16") or self.get("pure") else "tf32" if self.table.get("tf32") else "fp32"
+        # Without mixed precision products are as wide as the weights are loaded.
+        narrow = self.get("bf16") or self.get("pure") or str(self.get("dtype")) == "bfloat16"
+        return "bf16" if narrow else "tf32" if self.table.get("tf32") else "fp32"
 
     def _resting(self) -> dict[str, Any]:
         """Whether trained weights rest in bf16: said, or by the dtype they are loaded in (without sharding)."""
@@ -240,10 +243,12 @@ class _Run:
         return {} if self.get("dtype") in (None, "auto") else {"pure_bf16": str(self.get("dtype")) == "bfloat16"}
 
     def _optimizer(self) -> str:
-        name = str(self.get("optimizer") or "adamw_torch_fused")
-        if name not in _BY_NAME:
+        name = self.get("optimizer")
+        if name is not None and name not in _BY_NAME:
             self.warnings.append(f"{self.dialect.names['optimizer']} = {name!r}: taken as AdamW")
-        return _BY_NAME.get(name, "adamw")
+        found = _BY_NAME.get(str(name), "adamw")
+        # DeepSpeed has kernels of its own.
+        return "adamw" if KINDS[found].kernel and self.get("deepspeed") else found
 
     def _attention(self) -> str:
         legacy = {"flash_attention": "flash_attention_2", "sdp_attention": "sdpa", "eager_attention": "eager",
@@ -275,11 +280,11 @@ class _Run:
             return
         targets = self.get("targets")
         names = {t.strip() for t in targets.split(",")} if isinstance(targets, str) else set(map(str, targets or ()))
-        every = bool(self.table.get("lora_target_linear")) or bool(
-            names & {"all", "all-linear", "gate_proj", "up_proj", "down_proj"}
-        )
+        every = bool(self.table.get("lora_target_linear")) or bool(names & {"all", "all-linear", *MLP})
         # peft's default of Llama and its like (utils/constants.py TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING).
         modules = "all" if every else "qv" if names <= set(QV) else "attention"
+        if names and names <= set(MLP):
+            modules = "mlp"
         if modules == "attention" and names != set(ATTENTION):
             self.warnings.append(f"adapters on {', '.join(sorted(names))}: taken to be on the four matmuls of attention")
         training |= {"trainable": "lora", "lora_rank": self.number("rank", 16), "lora_modules": modules}

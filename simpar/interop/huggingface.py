@@ -32,7 +32,7 @@ ENGINES: Final = frozenset({"deepspeed"})
 OPTIMIZERS: Final = {
     "adamw": "adamw_torch_fused", "adam": "adamw_torch_fused", "adamw-8bit": "adamw_bnb_8bit", "sgd": "sgd",
     "adamw-8bit-paged": "paged_adamw_8bit", "adamw-4bit": "adamw_torch_4bit", "adamw-fp8": "adamw_torch_8bit",
-    "adafactor": "adafactor", "lion": "lion_32bit",
+    "adafactor": "adafactor", "lion": "lion_32bit", "adamw-fused": "adamw_torch_fused", "adamw-foreach": "adamw_torch",
 }  # fmt: skip
 """transformers.training_args.OptimizerNames."""
 _LOSSES: Final = {"auto": None, "unfused": None, "linear": "Liger", "tiled": "chunked_nll"}

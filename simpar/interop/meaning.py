@@ -141,7 +141,7 @@ def _training(scenario: Scenario) -> dict[str, Any]:
     found = {
         **{name: getattr(training, name) for name in type(training).model_fields},
         # Megatron's adam and torch's AdamW: the weight decay is decoupled in both, the step's work is the same.
-        "optimizer": "adamw" if training.optimizer == "adam" else training.optimizer,
+        "optimizer": "adamw" if training.optimizer in ("adam", f"adamw-{spec.optimizer.optimizer_kernel}") else training.optimizer,
         "gradient_dtype": _gradient_dtype(
             scenario, training.gradient_dtype or spec.optimizer.gradients(training.precision, scenario.plan.pp)
         ),

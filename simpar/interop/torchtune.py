@@ -31,6 +31,8 @@ _MODELS: Final = {
 OPTIMIZERS: Final[dict[str, dict[str, Any]]] = {
     "adamw": {"_component_": "torch.optim.AdamW", "fused": True, "lr": 2e-5},
     "adam": {"_component_": "torch.optim.Adam", "fused": True, "lr": 2e-5},
+    "adamw-fused": {"_component_": "torch.optim.AdamW", "fused": True, "lr": 2e-5},
+    "adamw-foreach": {"_component_": "torch.optim.AdamW", "fused": False, "lr": 2e-5},
     "adamw-8bit": {"_component_": "bitsandbytes.optim.AdamW8bit", "lr": 2e-5},
     "adamw-8bit-paged": {"_component_": "bitsandbytes.optim.PagedAdamW8bit", "lr": 2e-5},
     "adamw-4bit": {"_component_": "torchao.optim.AdamW4bit", "lr": 2e-5},
@@ -92,8 +94,8 @@ def configuration(scenario: Scenario) -> dict[str, Any]:
         prefix = "qlora" if training.base_weights.startswith("nf4") else "lora"
         model = {
             "_component_": f"torchtune.models.{module}.{prefix}_{builder}",
-            "lora_attn_modules": list(QV) if training.lora_modules == "qv" else [*ATTENTION[:3], "output_proj"],
-            "apply_lora_to_mlp": training.lora_modules == "all",
+            "lora_attn_modules": {"qv": list(QV), "mlp": []}.get(training.lora_modules, [*ATTENTION[:3], "output_proj"]),
+            "apply_lora_to_mlp": training.lora_modules in ("all", "mlp"),
             "lora_rank": training.lora_rank, "lora_alpha": 2 * training.lora_rank,
             "lora_dropout": training.lora_dropout,
         }  # fmt: skip

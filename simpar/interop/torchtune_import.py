@@ -14,8 +14,9 @@ from simpar.interop.finetune import QV
 from simpar.interop.resolved import model_named, nested, whole
 from simpar.interop.torchtune import OPTIMIZERS
 from simpar.specs.models_io import preset_called
+from simpar.specs.optimizers import KINDS
 
-_BY_NAME: Final = {str(v["_component_"]): name for name, v in OPTIMIZERS.items()}
+_BY_NAME: Final = {str(v["_component_"]): name for name, v in OPTIMIZERS.items() if not KINDS[name].kernel}
 _LOSSES: Final = {"LinearCrossEntropyLoss": "chunked", "CEWithChunkedOutputLoss": "chunked", "CrossEntropyLoss": "unfused"}
 _ANOTHER: Final = (
     "ref_checkpointer",
@@ -112,10 +113,13 @@ def _training(t: dict[str, Any], reading: Reading, file: str) -> dict[str, Any]:
     optimizer = str(nested(t, "optimizer._component_", "torch.optim.AdamW"))
     if optimizer not in _BY_NAME:
         reading.warnings.append(f"optimizer._component_ = {optimizer!r}: taken as AdamW")
+    found = _BY_NAME.get(optimizer, "adamw")
+    if found == "adamw" and "optimizer" in t and not nested(t, "optimizer.fused"):
+        found = "adamw-foreach"  # torch's default on a GPU
     micro = whole(t.get("batch_size") or 1, "batch_size", file)
     return {
         "micro_batch_size": micro, "global_batch_size": micro, "precision": "fp32" if t.get("dtype") == "fp32" else "bf16",
-        "optimizer": _BY_NAME.get(optimizer, "adamw"), "compile": bool(t.get("compile")),
+        "optimizer": found, "compile": bool(t.get("compile")),
         "optimizer_in_backward": bool(t.get("optimizer_in_bwd")),
     }  # fmt: skip
 
@@ -126,7 +130,9 @@ def _adapters(t: dict[str, Any], builder: str, reading: Reading, file: str) -> d
         return {}
     every, modules = bool(nested(t, "model.apply_lora_to_mlp")), set(nested(t, "model.lora_attn_modules", _ATTENTION))
     chosen = "all" if every else "qv" if modules == set(QV) else "attention"
-    if modules != _ATTENTION and chosen != "qv":
+    if every and not modules:
+        chosen = "mlp"
+    if modules != _ATTENTION and chosen not in ("qv", "mlp"):
         reading.warnings.append(f"adapters on {', '.join(sorted(modules))}: taken to be on the four matmuls of attention")
     quantised = name.startswith("qlora_") or nested(t, "model.quantize_base")
     return {

@@ -19,7 +19,7 @@ from simpar.specs.framework_options import dropout_of
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.losses import loss_of
 from simpar.specs.model import TransformerSpec
-from simpar.specs.optimizers import KINDS, OptimizerKind
+from simpar.specs.optimizers import KERNEL_BYTES, KINDS, OptimizerKind
 from simpar.specs.plan import PlanSpec, RecomputeSpec
 from simpar.specs.scenario import Scenario
 from simpar.specs.training import BASE_BYTES, BELOW_16_BITS, Part, TrainingSpec
@@ -126,7 +126,7 @@ class Job:
             loss_keeps_weight_gradient=loss.kind == "linear" and training.trainable == "all",
             logits_gathered=1 if self._loss_parallel else plan.tp,
             gather_share=0.5 if own.separate_casts and training.precision == "fp8" else 1.0,
-            overlapped_gathers=not (own.separate_casts and training.precision == "fp8-rowwise"),
+            overlapped_gathers=training.precision != "fp8-rowwise",
             output_copies=float(own.saves_exchanged_output and plan.cp > 1 and plan.cp_style == "ulysses"),
             stored=own.fp8_storage if fp8 else (),
             # DeepEP and HybridEP send fp32 (Megatron-Core token_dispatcher.py: token_probs.float()), others what the router has.
@@ -195,7 +195,8 @@ class Job:
                 more.add("op_unlisted")
             if self.attention_kernel in self.framework.kernels.unlisted_attention:
                 more.add("op_attention")
-            if self.plan.ep > 1:
+            listed = own.listed_exchanges
+            if self.plan.ep > 1 and (listed == "all" or (listed == "unnormed" and not getattr(model, "qk_norm", False))):
                 more.add("op_exchanged")
             recompute = Recompute(modules=recompute.modules | more)
         elif recompute.full and training.trainable != "lora":
@@ -271,7 +272,9 @@ class Job:
     @cached_property
     def casts(self) -> str:
         """Recipe of the casts to fp8 that are kernels of their own; "" = none."""
-        if not self.training.narrow_in("linears") or not self.framework.kernels.separate_casts:
+        # Scales per row are torchao's, whatever the framework.
+        separate = self.framework.kernels.separate_casts or self.training.precision == "fp8-rowwise"
+        if not self.training.narrow_in("linears") or not separate:
             return ""
         return GATHERED if self.training.precision == "fp8" and self.plan.zero_stage == 3 else self._dtype("linears")
 
@@ -390,9 +393,17 @@ class Job:
         return (own.gradients_to_host and self.states_away) or (own.states_follow_parameters and offload.parameters)
 
     @property
+    def update_kernel(self) -> tuple[str, float]:
+        """How an update goes over the weights, and the HBM bytes that Adam's moves for each."""
+        own, chosen = self.framework.optimizer, self.optimizer.kernel
+        if chosen in ("", own.optimizer_kernel):
+            return own.optimizer_kernel, own.optimizer_traffic_bytes
+        return chosen, KERNEL_BYTES[chosen]
+
+    @property
     def update_bytes(self) -> float:
         """Bytes per updated weight that exist during the update only."""
         if self.training.optimizer_in_backward:
             return 0.0
-        between = self.framework.optimizer.optimizer_kernel == "foreach" and self.training.optimizer in ("adamw", "adam")
+        between = self.update_kernel[0] == "foreach" and self.training.optimizer in ("adamw", "adam", "adamw-foreach")
         return self.framework.optimizer.update_bytes + (self.weight_bytes if between else 0.0)

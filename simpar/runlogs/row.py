@@ -21,7 +21,7 @@ from simpar.specs.scenario import Scenario
 _FSDP: Final = {True: "full shard", False: "full shard, not reshard after forward"}
 _OPTIMIZERS: Final = {
     "adamw-bf16-moments": "AdamW, bf16 moments", "adamw-8bit": "AdamW 8-bit", "adamw-8bit-paged": "paged AdamW 8-bit",
-    "adamw-4bit": "AdamW 4-bit", "sgd-momentum": "SGD momentum",
+    "adamw-fused": "fused AdamW", "adamw-foreach": "AdamW (foreach)", "adamw-4bit": "AdamW 4-bit", "sgd-momentum": "SGD momentum",
 }  # fmt: skip
 _PRECISIONS: Final = {"fp8-block": "fp8 block scaling", "fp8-rowwise": "fp8 rowwise"}
 _LOSSES: Final = {"linear": "fused linear cross-entropy", "fused": "cross-entropy fusion on", "chunked": "chunked cross-entropy"}
@@ -121,7 +121,7 @@ def _plan(scenario: Scenario) -> dict[str, Any]:
 
 def _training(scenario: Scenario) -> dict[str, Any]:
     t, dp = scenario.training, resolved_dp(scenario)
-    lora = f"lora rank {t.lora_rank}" + {"all": ", all linear", "qv": ", q and v"}.get(t.lora_modules, "")
+    lora = f"lora rank {t.lora_rank}" + {"all": ", all linear", "qv": ", q and v", "mlp": ", MLP alone"}.get(t.lora_modules, "")
     routing = t.routing
     words = {"balanced": "force-balanced", "lognormal": "natural"}.get(routing.kind, routing.kind)
     if routing.in_turn:
@@ -134,7 +134,7 @@ def _training(scenario: Scenario) -> dict[str, Any]:
     return {
         "task": lora if t.trainable == "lora" else "pretrain",
         "seq_len": t.sequence_length, "micro_batch": t.micro_batch_size, "global_batch": t.global_batch_size,
-        "document_tokens": t.document_lengths[0] if len(set(t.document_lengths)) == 1 else None,
+        "document_tokens": t.document_lengths[0] if len(set(t.document_lengths)) == 1 else list(t.document_lengths) or None,
         "grad_accum": t.global_batch_size // (t.micro_batch_size * dp),
         "precision": "pure bf16" if t.pure_bf16 else _PRECISIONS.get(t.precision, t.precision),
         "grad_dtype": t.gradient_dtype, "optimizer": _OPTIMIZERS.get(t.optimizer, t.optimizer),

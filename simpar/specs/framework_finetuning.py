@@ -53,6 +53,12 @@ TRANSFORMERS: Final = (
         "monkey_patch.py) included, which writes the gradient into that copy",
     ),
     Row(
+        (2025, 6),
+        {"separate_casts": True, "te_scaling": ""},
+        "accelerate 1.8 accelerator.py: mixed_precision fp8 is torchao's, and TransformerEngine's only where that is not installed "
+        "(before, the other way round)",
+    ),
+    Row(
         (2025, 8),
         {"optimizer_kernel": "fused", "optimizer_traffic_bytes": 34.0,
          "attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn")), "sdpa": True},

@@ -12,8 +12,8 @@ from simpar.specs.framework_words import Ability
 from simpar.specs.scenario_spec import Scenario
 from simpar.specs.training import BELOW_16_BITS
 
-NARROW: Final = ("adamw-8bit", "adamw-8bit-paged", "adamw-4bit", "adamw-fp8", "lion")
-"""Optimizers of torchao, bitsandbytes and their like."""
+NARROW: Final = ("adamw-8bit", "adamw-8bit-paged", "adamw-4bit", "adamw-fp8", "lion", "adamw-fused", "adamw-foreach")
+"""Optimizers of torch.optim, torchao, bitsandbytes and their like."""
 
 _ASKS: Final[tuple[tuple[Ability, str, Callable[[Scenario], object]], ...]] = (
     ("pure_bf16", "training.pure_bf16", lambda s: s.training.pure_bf16 or None),

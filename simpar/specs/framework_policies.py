@@ -64,6 +64,8 @@ class Kernels(Policy):
         attention_head_dim: (architecture or "", widest head, kernel of wider ones); of those that apply the last counts.
         sdpa: attention is torch's scaled_dot_product_attention, to which a window comes as a mask (parallel/local_layer.py).
         unlisted_attention: kernels that per-op selective checkpointing does not save, so that they run again.
+        listed_exchanges: whose exchanges of tokens between expert-parallel ranks it saves: of no model, of those that do not
+            normalise queries and keys by head (torchtitan's Qwen3 had a list of its own), of all.
         te_scaling: TransformerEngine's one scale of a tensor: from steps before (delayed), of its values (current); "" = none.
         fp8_weight_cache: under fp8 the fp8 copies of 16-bit weights are kept, for all micro-batches of a step.
         fp8_dispatch: under fp8 tokens travel to their experts in fp8.
@@ -116,6 +118,7 @@ class Kernels(Policy):
     attention_head_dim: tuple[tuple[str, int, AttentionKernel], ...] = ()
     sdpa: bool = False
     unlisted_attention: tuple[AttentionKernel, ...] = ()
+    listed_exchanges: Literal["none", "unnormed", "all"] = "all"
     te_scaling: Literal["", "delayed", "current"] = ""
     fp8_weight_cache: bool = False
     fp8_dispatch: bool = False

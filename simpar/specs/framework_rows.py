@@ -370,9 +370,9 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
              "fully_shard: gradients of a layer are new tensors until they are reduced"),),
     ),
     "plain": ("", (Row((2020, 1), {**_TORCH, "zero_stage_default": 0, "overlap_param_gather": False, "fused_norm": False,
-                                   "logits_fp32_copies_compiled": 0.5},
+                                   "logits_fp32_copies_compiled": 0.5, "separate_casts": True},
                        "torch modules with DistributedDataParallel; torch.compile takes the whole model, whose forward has the "
-                       "loss (nanoGPT model.py, transformers loss/loss_utils.py)"),)),
+                       "loss (nanoGPT model.py, transformers loss/loss_utils.py); torchao's casts, as nanochat's loop has them"),)),
     **MODEL_CODE,
     **FINETUNING,
 }  # fmt: skip

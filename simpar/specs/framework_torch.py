@@ -70,7 +70,7 @@ TORCHTITAN: Final = (
          "fsdp_reduce_copy_bytes": 6.0, "unlisted_attention": ("cudnn",), "fsdp_group_cpu_s": (0.36e-3, 0.42e-3),
          "fsdp_weight_cpu_s": (67e-6, 108e-6), "tensor_module_cpu_s": (0.23e-3, 0.29e-3), "op_layer_cpu_s": (1.45e-3, 1.3e-3),
          "optimizer_tensor_cpu_s": 43e-6,
-         "recompute_stops_early": True, "balances_in_turn": True},
+         "recompute_stops_early": True, "balances_in_turn": True, "listed_exchanges": "none"},
         "torchtitan models/llama/model.py (repeat_kv before attention, whose copies autograd keeps, compiled or not); torch "
         "FSDP2 _fsdp_collectives.py: weights are split out of the gathered buffer (16 bits read and written), gradients "
         "chunked into the one that is reduced in fp32, both on the compute stream; torch _functional_collectives.py "
@@ -104,18 +104,24 @@ TORCHTITAN: Final = (
         "torchtitan PR 1094: embedding, and last norm with head, are groups of their own, one group where they share weights "
         "(distributed/fsdp.py); before that they were the root's, which torch does not reshard after its forward; "
         "distributed/activation_checkpoint.py passes early_stop, off unless asked for"),
+    Row((2025, 9), {"listed_exchanges": "unnormed"},
+        "torchtitan PR 1672: exchanges are among the ops that selective checkpointing saves, in the lists of DeepSeek-V3 and "
+        "Llama 4; not in models/qwen3/infra/parallelize.py"),
     Row((2025, 10), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn")), "fused_norm": True},
         "torchtitan models/attention.py (PR 1776): cuDNN first everywhere; torch 2.9 has RMSNorm as one kernel (PR 153666), "
         "before that nn.RMSNorm and torchtitan's own are chains in fp32"),
+    Row((2025, 11), {"keeps_last_outputs": False},
+        "torchtitan PR 1922 (2025-10-22): schedules are stepped with return_outputs=False (torch PR 165822), so that the last "
+        "stage's outputs go with their micro-batch"),
     Row((2025, 12), {"unlisted_attention": ()},
         "torchtitan PR 2095: until then the list of per-op selective checkpointing had torch's flash and efficient attention, "
         "not cuDNN's"),
     Row((2026, 2), {"repeats_keys": False}, "torchtitan PR 2259: attention takes fewer heads of keys and values as they are"),
-    Row((2026, 3), {"loss": "chunked", "loss_chunks": 8, "narrow_inputs": ("nvfp4",), "fp4_layers": 0.85,
+    Row((2026, 3), {"loss": "chunked", "loss_chunks": 8, "narrow_inputs": ("nvfp4",), "fp4_layers": 0.85, "listed_exchanges": "all",
                     "attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn9.19"))},
-        "torch 2.11 comes with cuDNN 9.19 (2.10 with 9.10); torchtitan ChunkedLossWrapper as the default; torchao's nvfp4 "
-        "linear saves its input in 4 bits; torchtitan components/quantization/nvfp4.md: the recipes leave the last 15 % of "
-        "the layers and the head in bf16"),
+        "torch 2.11 comes with cuDNN 9.19 (2.10 with 9.10); torchtitan ChunkedLossWrapper as the default; PR 2357: "
+        "one list of saved ops for all models; torchao's nvfp4 linear saves its input in 4 bits; torchtitan "
+        "components/quantization/nvfp4.md: the recipes leave the last 15 % of the layers and the head in bf16"),
     Row((2026, 6), {"attention": (("", "flex"),)}, "torchtitan PR 3571: language models run FlexAttention on its Triton kernels"),
 )  # fmt: skip
 """torchtitan's behaviour."""
@@ -141,14 +147,21 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              "and norms are fp32, and a compiler keeps the normalised input in fp32 beside the 16-bit one that is multiplied "
              "(what functorch's min-cut partitioner saves of GPT-2)"),),
     ),
+    "torch-te": (
+        "torch-autocast",
+        (Row((2022, 9), {"te_scaling": "delayed", "separate_casts": False},
+             "TransformerEngine pytorch/quantization.py: fp8_autocast around its layers, whose recipe of one scale a tensor is "
+             "DelayedScaling"),),
+    ),
     "olmo-core": (
         "torchtitan",
         (Row((2024, 9),
-             {"recompute_default": "none", "logits_fp32_copies_compiled": 1.0,
+             {"recompute_default": "none", "logits_fp32_copies_compiled": 1.0, "keeps_last_outputs": True,
               "loss_work": (*LOSS_WORK[:2], ("compiled", "cross_entropy", 8.0, 10.0))},
              "OLMo-core train/trainer.py (075a36a13): compile_loss in all its scripts; the logits but those of the last token are "
              "copied (contiguous) before the loss, whose gradient goes back into zeros of all of them; z-loss in the same graph; "
-             "nn/transformer/config.py: no checkpointing unless asked for"),),
+             "nn/transformer/config.py: no checkpointing unless asked for; distributed/parallel/pipeline_parallel.py steps torch's "
+             "schedule as it is, which keeps the last outputs"),),
     ),
     "nemo-automodel": (
         "torchtitan",
@@ -156,7 +169,8 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              {"fused_norm": True, "normed_bytes": 2.0, "fused_activation": True, "fused_clamp": True, "repeats_keys": False,
               "value_views": False, "expert_output_fp32": False, "fsdp_root": "tied", "pure_bf16": True,
               "fsdp_defers_reduction": True, "recompute_default": "none", "selective_recompute": ("core_attn",),
-              "recompute_stops_early": True, "microbatch_per_stage": False, "sequence_parallel_default": False,
+              "keeps_last_outputs": True, "recompute_stops_early": True, "microbatch_per_stage": False,
+              "sequence_parallel_default": False,
               "torch_ring": False, "only_cp_style": "", "loss": "unfused", "logits_fp32_copies": 2.5,
               "logits_fp32_copies_compiled": None, "ep_dispatcher": "deepep", "optimizer_kernel": "foreach",
               "optimizer_traffic_bytes": 46.0, "unlisted_attention": (), "adapters": "each",
@@ -167,7 +181,8 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              "dealing experts in turn, activations under torch.compile), loss/masked_ce.py (torch's cross-entropy of fp32 "
              "logits); models are made in the dtype of their file, bf16, and torch.optim.Adam without options runs in lists of "
              "operations (23 16-bit accesses a weight); norm, linear layers and attention are TransformerEngine's in the "
-             "benchmarked configurations"),
+             "benchmarked configurations; distributed/pipelining/autopipeline.py: schedule.step as it is, which keeps the last "
+             "outputs"),
          Row((2026, 1), {"fused_rope": True}, "AutoModel PR 897: TransformerEngine's fused rotary embedding"),
          Row((2026, 8), {"fused_rope": False}, "components/models/common/utils.py: rope_fusion is switched off for now")),
     ),

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
 
 ADAM_BYTES: Final = 34.0
 """HBM bytes per weight of a fused Adam step: gradient read (4), and once more for its norm (4), fp32 weight read and written (8),
 16-bit copy written (2), two fp32 moments read and written (16)."""
+
+
+KERNEL_BYTES: Final = {"fused": ADAM_BYTES, "foreach": 92.0}
+"""The same of torch's AdamW by its kernels: in lists of operations 80 for the update and 12 for clipping (torch optim/adamw.py
+_multi_tensor_adamw)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +28,7 @@ class OptimizerKind:
         own_width: moments have a width of their own; else they are as wide as the weight that is updated (4 bytes above).
         paged: moments live in host memory and visit the device tensor by tensor.
         synchronises: the host waits for the device after each tensor.
+        kernel: how torch.optim goes over the weights where a run says so (Optimizer.optimizer_kernel); "" = as the framework does.
     """
 
     moments: float = 8.0
@@ -33,6 +39,7 @@ class OptimizerKind:
     own_width: bool = False
     paged: bool = False
     synchronises: bool = False
+    kernel: Literal["", "fused", "foreach"] = ""
 
     def beside(self, weight_bytes: float) -> OptimizerKind:
         """This kind for weights that are kept in `weight_bytes` (torch.optim: states in the weight's dtype)."""
@@ -59,6 +66,8 @@ bitsandbytes optim/optimizer.py Optimizer2State)."""
 KINDS: Final[dict[str, OptimizerKind]] = {
     "adamw": OptimizerKind(),
     "adam": OptimizerKind(),
+    "adamw-fused": OptimizerKind(kernel="fused"),
+    "adamw-foreach": OptimizerKind(kernel="foreach"),
     "adamw-bf16-moments": OptimizerKind(4.0, 4.0, own_width=True),
     # bitsandbytes: step() ends with a synchronisation of the device for every tensor; paged: managed memory, prefetched by tensors.
     "adamw-8bit": OptimizerKind(_BLOCKS_OF_256, 8.0, own_width=True, synchronises=True),

@@ -121,7 +121,7 @@ class TrainingSpec(Spec):
     alone (torchtitan's quantize.linear and quantize.grouped_mm)."""
     optimizer: Optimizer = "adamw"
     """What each keeps: specs/optimizers.py. 8bit is bitsandbytes', 8bit-paged with its states in host memory, 4bit and fp8 are
-    torchao's."""
+    torchao's. adamw-fused and adamw-foreach are torch's where that is not how the framework calls it."""
     pure_bf16: bool | None = None
     """Trained weights, their gradients and the optimizer's states all rest in bf16, without an fp32 copy; none = the framework's
     way."""
@@ -171,9 +171,9 @@ class TrainingSpec(Spec):
     """What has gradients: everything or low-rank adapters."""
     lora_rank: Annotated[int, Field(gt=0)] = 16
     """Of the adapters."""
-    lora_modules: Literal["attention", "qv", "all"] = "attention"
+    lora_modules: Literal["attention", "qv", "mlp", "all"] = "attention"
     """Matmuls with a low-rank pair: the four of attention, those of queries and values alone (qv, peft's default; where one matmul
-    makes keys too, that one), or every one of a layer (experts included, the router not)."""
+    makes keys too, that one), those of feed-forwards (mlp, experts included), or every one of a layer (the router not)."""
     lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Probability with which each pair drops an element of what it reads (0 is peft's default; scripts often set 0.05 or 0.1)."""
     lora_adapters: Annotated[int, Field(gt=0)] = 1
