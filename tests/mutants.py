@@ -165,6 +165,8 @@ MUTANTS = (
            ("tests/test_search_store.py::test_a_search_killed_inside_its_parts_goes_on_there",)),
     Mutant("ranks of a mixed cluster hold fewer layers than they have time for", "simpar/searching/mixed_branch.py",
            "np.where(few <= even, few,", "0.7 * np.where(few <= even, few,", ("tests/test_search_mixed.py",)),
+    Mutant("schedules in a V are bounded without waits", "simpar/searching/design_bounds.py", "ways=ways,", "ways=0.0 * ways,",
+           ("tests/test_search_bounds.py::test_waits_and_pairs_of_schedules_in_a_v_are_in_the_bounds",)),
     Mutant("closed designs are not written", "simpar/searching/find.py", "task.on_closed = store.designs_done", "pass",
            ("tests/test_search_store.py::test_a_search_killed_inside_its_parts_goes_on_there",)),
     Mutant("a store killed at its birth is a stranger's", "simpar/searching/store.py", " or self._unborn()", "",

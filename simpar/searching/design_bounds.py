@@ -15,6 +15,7 @@ from simpar.searching.blocks import BlockTable, Gathered
 from simpar.searching.choice import Choice, Offload, Pipeline, State
 from simpar.searching.incumbents import Incumbents
 from simpar.searching.open_layouts import Design, OpenLayouts
+from simpar.searching.pairs import stage_pairs
 from simpar.searching.parents import parents, with_parents
 from simpar.searching.pricing import Pricing
 from simpar.searching.shapes import shape_of
@@ -125,7 +126,15 @@ class DesignBounds:
             self.pricing.pipelines.rank_blocks(pipeline, pp),
         )  # fmt: skip
         found = bounds.pipeline_bound(shape, passes, seconds, compute, design.m, sends)
-        return found if self.pricing.waits(shape.style) else found.alone()
+        if not self.pricing.waits(shape.style):
+            return found.alone()
+        if shape.style == "full" or shape.group(design.m):
+            return found
+        paths = self.pricing.pipelines.paths(pipeline, pp, design.m)
+        pairs = [self.pricing.pairs(design.group, design.batch, design.variant, name) for name in again.names]
+        both = stage_pairs(pairs, tables, again.table, stages, np.asarray(paths.pairs.any(axis=0)))
+        ways = paths.seconds(stages.seconds(tables, again.table), both, sends.seconds)
+        return replace(found, ways=ways, first=paths.first, last=paths.last)
 
     def outlook(self, design: Design) -> Outlook:
         """Which shardings of a design rest in memory, and how fast each can be at best."""

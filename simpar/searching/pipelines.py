@@ -11,6 +11,7 @@ from simpar.program.program import FloatArray, IntArray
 from simpar.schedules import Schedule
 from simpar.searching.blocks import Composition
 from simpar.searching.choice import Pipeline
+from simpar.searching.critical import Paths, critical_paths
 from simpar.searching.in_flight import Backwards, InFlight, backwards, in_flight, turns
 from simpar.searching.shapes import paired_passes, shape_of, style_of
 from simpar.searching.stages import Stages
@@ -31,6 +32,7 @@ class Pipelines:
         self._turns: dict[object, tuple[int, int]] = {}
         self._backwards: dict[object, Backwards] = {}
         self._passes: dict[object, FloatArray] = {}
+        self._paths: dict[object, Paths] = {}
         self._stages: dict[object, Stages] = {}
         self._beside: dict[object, FloatArray] = {}
 
@@ -85,6 +87,14 @@ class Pipelines:
             paired = style_of(pipeline) == "pairs"
             self._passes[key] = paired_passes(self.schedule(pipeline, pp, m)) if paired else np.zeros(0)
         return self._passes[key]
+
+    def paths(self, pipeline: Pipeline, pp: int, m: int) -> Paths:
+        """Chains of passes, see `critical`."""
+        which = self.plain_stages(pipeline, pp).which
+        key = (pipeline.schedule, pipeline.virtual_stages, pp, m, which.tobytes())
+        if key not in self._paths:
+            self._paths[key] = critical_paths(self.schedule(pipeline, pp, m), which)
+        return self._paths[key]
 
     def stage_layers(self, pipeline: Pipeline, pp: int) -> tuple[StageLayers, ...]:
         """Layers of every stage of one copy of the model."""

@@ -41,6 +41,7 @@ from simpar.searching.blocks import (
 )
 from simpar.searching.choice import EVEN, Choice, Group, Offload, Pipeline, State, Variant
 from simpar.searching.floors import Floors
+from simpar.searching.pairs import Pairs
 from simpar.searching.pipelines import Pipelines
 from simpar.searching.sends import Sends
 from simpar.searching.shapes import shape_of
@@ -71,6 +72,7 @@ class Pricing:
         self.kernels, self.collectives = cost_models(space.template, space.template.hardware)
         self._tables: dict[object, BlockTable] = {}
         self._columns: dict[object, tuple[Column, Column]] = {}
+        self._pairs: dict[object, Pairs] = {}
         self._held: dict[object, dict[str, FloatArray]] = {}
         self._kept: dict[object, FloatArray] = {}
         self._held_tables: dict[bytes, BlockTable] = {}
@@ -98,7 +100,7 @@ class Pricing:
     def probe(
         self, group: Group, batch: int, variant: Variant, recompute: str = "none", state: State | None = None, order: str = "1f1b"
     ) -> Layout:
-        """A layout for what does not depend on the pipeline: one stage, whatever pp is; `order`: a schedule, see `_orders`."""
+        """A layout for what does not depend on the pipeline: one stage, whatever pp is; `order`: a schedule, see `orders`."""
         state = state or State(0, None, True, True, True)
         choice = Choice(group, batch, variant, replace(ONE_STAGE, schedule=order), recompute, state, NOTHING)
         return self._layout(choice.scenario(self.template), 1, 1)
@@ -126,7 +128,7 @@ class Pricing:
     def _table(self, group: Group, batch: int, variant: Variant, recompute: str, phases: tuple[int, ...]) -> BlockTable:
         key = (self._column_name(group, batch, variant, experts=self.has_experts), recompute, phases)
         if key not in self._tables:
-            orders, shared = self._orders(variant), self.kinds.shared_head
+            orders, shared = self.orders(variant), self.kinds.shared_head
             unlike = product(self.kinds_of_states(variant), orders)
             layouts = [self.probe(group, batch, variant, recompute, state, order) for state, order in unlike]
             pricers = [LayoutPricer(layout, self.kernels, self.collectives) for layout in layouts]
@@ -162,7 +164,15 @@ class Pricing:
             self._tables[key] = BlockTable.of(columns, layout.calibration.pass_s)
         return self._tables[key]
 
-    def _orders(self, variant: Variant) -> list[str]:
+    def pairs(self, group: Group, batch: int, variant: Variant, recompute: str) -> Pairs:
+        """Seconds of passes that run in pairs."""
+        recompute = "full" if recompute.startswith("full") else recompute
+        key = (self._column_name(group, batch, variant, experts=self.has_experts), recompute)
+        if key not in self._pairs:
+            self._pairs[key] = Pairs(self, group, batch, variant, recompute)
+        return self._pairs[key]
+
+    def orders(self, variant: Variant) -> list[str]:
         """Schedules between which the op lists of blocks differ: DualPipe has orders of its own for hidden expert exchanges."""
         names = self.space.values("schedule", axes.SCHEDULES) if variant.overlap_ep else ()
         return ["1f1b", *(name for name in names if name.startswith("dualpipe"))][:2]
@@ -182,7 +192,7 @@ class Pricing:
             # Selected modules change what runs again and nothing else (`Job.options`): blocks are looked at once for all of them.
             again = {} if whole else self._selected(group, batch, variant)
             found = np.zeros((len(again) or 1, self.kinds.count))
-            for kind, (block, options, recomputes) in self._locals(layout).items():
+            for kind, (block, options, recomputes) in self.locals(layout).items():
                 name = (kind, *of, *((group.ep, group.etp) if has_experts(block) else ()), whole and recompute)
                 if name not in self._kept:
                     every = tuple(again.values()) if again and recomputes else (options.recompute,)
@@ -199,7 +209,8 @@ class Pricing:
             self._again[key] = {name: self.probe(group, batch, variant, name).options.recompute for name in names}
         return self._again[key]
 
-    def _locals(self, layout: Layout) -> Locals:
+    def locals(self, layout: Layout) -> Locals:
+        """Every kind of block and how it is split."""
         kinds, lasting = block_kinds(layout.network, self.kinds), self._lasting(layout)
         found = {kind: (block, layout.options if again else lasting, again) for kind, block, again in kinds}
         encoders = encoder_kinds(layout.network, self.kinds).items()
