@@ -296,8 +296,7 @@ class LayoutPricer:
 
     def pair(self, forward: LocalBlock, backward: LocalBlock) -> BlockPrice:
         """Price of a forward of one block beside a backward of another."""
-        key = (id(forward), id(backward))
-        if key not in self._pairs:
+        if (key := (id(forward), id(backward))) not in self._pairs:
             halves = (ops_of(self.layout, forward, "F"), ops_of(self.layout, backward, "B"))
             self._pairs[key] = price_pair(*halves, self.op_price, self._slowed_by_exchanges(forward))
         return self._pairs[key]

@@ -44,12 +44,11 @@ class Recomputations:
     table: IntArray
     stages: Stages
 
-    def only(self, names: BoolArray) -> tuple[Recomputations, IntArray]:
-        """Those of some block tables, bool array [names], and their rows."""
-        rows = np.flatnonzero(names[self.table])
+    def only(self, names: BoolArray) -> Recomputations:
+        """Those of some block tables, bool array [names]."""
         kept = tuple(n for n, known in zip(self.names, names.tolist(), strict=True) if known)
-        found = self.take(rows)
-        return replace(found, names=kept, table=(np.cumsum(names) - 1)[found.table]), rows
+        found = self.take(np.flatnonzero(names[self.table]))
+        return replace(found, names=kept, table=(np.cumsum(names) - 1)[found.table])
 
     def take(self, rows: IntArray) -> Recomputations:
         """Some of them, with all block tables."""
@@ -178,7 +177,7 @@ class DesignBounds:
         sharding = sharding.take(np.flatnonzero(some))
         # Bytes are shared by many variants, seconds are not: only what fits somewhere is priced.
         possible = self._possible(design, again, columns)
-        again = again.only(possible)[0]
+        again = again.only(possible)
         inner = len(columns) * len(offloads)
         counts[0] += inner * (len(every_text) - len(again.texts))
         if not len(again.texts):
@@ -211,7 +210,7 @@ class DesignBounds:
         r, d = np.nonzero(alive.any(axis=0))
         return OpenLayouts(
             design, again.texts, states, offloads, rows[r] * len(states) + columns[d], time_s[:, r, d], need[:, r, d],
-            alive[:, r, d], parent[:, r, d], _triple(counts),
+            alive[:, r, d], parent[:, r, d], tuple(counts.tolist()),
         )  # fmt: skip
 
     def every_layout(self, design: Design) -> OpenLayouts:
@@ -395,11 +394,7 @@ def _empty(
     design: Design, again: Recomputations, states: tuple[State, ...], offloads: tuple[Offload, ...], counts: np.ndarray
 ) -> OpenLayouts:
     none, index = np.zeros((len(offloads), 0)), np.zeros((len(offloads), 0), dtype=np.int64)
-    return OpenLayouts(design, again.texts, states, offloads, index[0], none, none, none > 0, index, _triple(counts))
-
-
-def _triple(counts: np.ndarray) -> tuple[int, int, int]:
-    return int(counts[0]), int(counts[1]), int(counts[2])
+    return OpenLayouts(design, again.texts, states, offloads, index[0], none, none, none > 0, index, tuple(counts.tolist()))
 
 
 __all__ = ["DesignBounds", "Outlook", "Recomputations"]

@@ -67,9 +67,8 @@ class Pricing:
     def __init__(self, space: Space) -> None:
         self.space = space
         self.template = space.template
-        self.kernels: KernelModel
-        self.collectives: CollectiveModel
-        self.kernels, self.collectives = cost_models(space.template, space.template.hardware)
+        models: tuple[KernelModel, CollectiveModel] = cost_models(space.template, space.template.hardware)
+        self.kernels, self.collectives = models
         self._tables: dict[object, BlockTable] = {}
         self._columns: dict[object, tuple[Column, Column]] = {}
         self._pairs: dict[object, Pairs] = {}
@@ -138,28 +137,18 @@ class Pricing:
             elif key[0] in self._plain:
                 pricers = [pricer.like(plain) for pricer, plain in zip(pricers, self._plain[key[0]], strict=True)]
             columns: list[tuple[Column, Column] | None] = [None] * self.kinds.count
-            for kind, block, recomputes in block_kinds(layout.network, self.kinds):
-                whole = has_experts(block)
+            split = [self.locals(each) for each in layouts]
+            for kind, (block, _, recomputes) in split[0].items():
                 same = kind - self.kinds.layers if self.kinds.layers <= kind < 2 * self.kinds.layers else kind
-                name = (same, *self._column_name(group, batch, variant, experts=whole), recompute if recomputes else "none", phases)
-                if name not in self._columns:
-                    found = []
-                    for each, pricer in zip(layouts, pricers, strict=True):
-                        local = each.split(block, each.options if recomputes else self._lasting(each))
-                        found.append(Column.of(each, pricer, local, phases, sharded=self.shards))
-                    less = found[0].dense if kind == self.kinds.mtp_head else layout.tied_extra if kind == shared else 0.0
-                    self._columns[name] = no_longer([replace(c, dense=c.dense - less) if less else c for c in found], -len(orders))
-                columns[kind] = self._columns[name]
-            for kind, encoder in encoder_kinds(layout.network, self.kinds).items():
-                name = ("encoder", kind, *self._column_name(group, batch, variant, experts=False), recompute, phases)
+                where = self._column_name(group, batch, variant, experts=has_experts(block))
+                name = (same, *where, recompute if recomputes else "none", phases)
                 if name not in self._columns:
                     found = [
-                        Column.of(
-                            each, pricer, each.split(encoder.layer, each.encoder_options(encoder)), phases, sharded=self.shards
-                        )
-                        for each, pricer in zip(layouts, pricers, strict=True)
+                        Column.of(p.layout, p, p.layout.split(block, own[kind][1]), phases, sharded=self.shards)
+                        for p, own in zip(pricers, split, strict=True)
                     ]
-                    self._columns[name] = no_longer(found, -len(orders))
+                    less = found[0].dense if kind == self.kinds.mtp_head else layout.tied_extra if kind == shared else 0.0
+                    self._columns[name] = no_longer([replace(c, dense=c.dense - less) if less else c for c in found], -len(orders))
                 columns[kind] = self._columns[name]
             self._tables[key] = BlockTable.of(columns, layout.calibration.pass_s)
         return self._tables[key]
