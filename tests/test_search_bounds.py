@@ -27,7 +27,9 @@ from simpar.searching.choice import Choice
 from simpar.searching.incumbents import Incumbents
 from simpar.searching.nodes import on_device
 from simpar.searching.open_layouts import Design
+from simpar.searching.request import make_space
 from simpar.searching.shapes import paired_passes, shape_of
+from simpar.specs.options import RunOptions
 from simpar.step import simulate
 
 LARGEST = 400
@@ -153,6 +155,20 @@ def test_waits_and_pairs_of_schedules_in_a_v_are_in_the_bounds(schedule: str) ->
     outlook = branch.design_bounds.outlook(Design(*node, choice.pipeline))
     share = float(outlook.least.min()) / branch.evaluation.longest_path(choice)
     assert 0.98 < share <= SLACK, share
+
+
+def test_gathers_and_reductions_of_one_queue_hide_behind_nothing() -> None:
+    """Kernels start in the order of their launch: the longer of compute and data-parallel traffic is 0.65 of the time."""
+    free = ("tp=4", "cp=1", "pp=1", "dp=16", "micro_batch_size=1", "zero_stage=3", "recompute=full", "sequence_parallel=true",
+            "overlap_tp=true", "offload_optimizer=false", "offload_activations=0", "shard_size=none", "placement=tp-cp-ep-dp-pp",
+            "overlap_grad_reduce=true", "overlap_param_gather=true", "reshard_after_forward=false")  # fmt: skip
+    table = RunOptions("llama3.1-70b", "dgx-h100", 8, 8192, 128, None).table(None)[0]
+    branch = Branch(make_space({**table, "framework": "nemo", "framework_version": "25.04"}, fix=free))
+    branch.design_bounds.capacity = float("inf")
+    choice = next(iter(branch.space.choices()))
+    design = Design(choice.group, choice.micro_batch_size, microbatches(branch, choice), choice.variant, choice.pipeline)
+    layouts = branch.design_bounds.open_layouts(design, Incumbents(by_memory=True))
+    assert 0.98 < float(layouts.time_s.min()) / branch.evaluation.longest_path(choice) <= SLACK
 
 
 def test_compute_beside_sends_is_slowed_in_the_bounds() -> None:

@@ -224,7 +224,7 @@ def combine(pipe: PipelineBound, states: StateBound) -> FloatArray:
             round_after = pipe.around(states.reduce, pipe.tail, pipe.around_tail)
             alone = _lost(pipe, loss, np.minimum(gathering, most))
             chain = np.maximum(chain, np.maximum(head, round_head) + round_after + alone)
-    found = np.maximum((chain + work).max(axis=2), states.serial.max(axis=1)[None])
+    found = np.maximum((chain + work + states.stall[None]).max(axis=2), states.serial.max(axis=1)[None])
     if len(pipe.first):
         ends = states.gather[:, pipe.first] + states.reduce[:, pipe.last]
         found = np.maximum(found, (pipe.ways[:, None] + ends[None]).max(axis=2))
