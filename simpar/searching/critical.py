@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from simpar.program.program import FloatArray, IntArray
-from simpar.schedules import Schedule
-from simpar.schedules.order import OrderArrays, replay
+from simpar.schedules import Phase, Schedule
+from simpar.schedules.order import PHASE_CODE, OrderArrays, Replay, replay
 
-USUAL = ((1.0, 3.0, 2.0, 1.0, 4.0), (1.0, 2.0, 1.2, 0.8, 2.8))
-"""Seconds of a forward, a backward, its two halves and a pair, with full recomputation and without."""
-
+USUAL = {Phase.F: 1.0, Phase.B: 2.0, Phase.I: 1.3, Phase.W: 0.7}
+PAIR = 2.8
+"""Durations at which a chain is critical: of passes, and of two that run as one."""
 END = 1.1
 """The last stage, with the loss, over the others."""
 
@@ -51,39 +51,36 @@ class Paths:
 
 
 def critical_paths(schedule: Schedule, which: IntArray) -> Paths:
-    """Each rank's own passes behind what comes before the first, and one chain to its last at each of the `USUAL` durations.
+    """Each rank's own passes behind what comes before the first, and the chain that is critical at `USUAL` durations.
 
     Args:
         which: class of each stage of the model.
     """
     order = schedule.as_arrays()
     paired, model = order.overlapped(), np.array([schedule.model_stage(s) for s in range(schedule.num_stages)])[order.stage]
-    ranks = [(order.rank_start[r], order.rank_start[r + 1] - 1) for r in range(schedule.num_ranks)]
-    chains = set()
-    for f, b, i, w, pair in USUAL:
-        seconds = np.where(paired, pair, np.array([f, b, i, w])[order.phase])
-        seconds[model == which.size - 1] *= END
-        played = replay(order, seconds.tolist())
-        for first, last in ranks:
-            chains.add(_chain(order, paired, played.start, played.finish, last))
-            own = range(last, first - 1, -1)
-            row = (e for e in own if not (e > first and order.slot[e] == order.slot[e - 1]))
-            chains.add((*row, *_chain(order, paired, played.start, played.finish, first)[1:]))
-    of = which[model]
-    classes = int(which.max()) + 1
-    alone, pairs = np.zeros((4, len(chains), classes)), np.zeros((len(chains), classes, classes))
-    sends, ends = np.zeros(len(chains)), np.zeros((2, len(chains)), dtype=np.int64)
+    usual = np.zeros(len(PHASE_CODE))
+    for phase, seconds in USUAL.items():
+        usual[PHASE_CODE[phase]] = seconds
+    played = replay(order, (np.where(paired, PAIR, usual[order.phase]) * np.where(model == which.size - 1, END, 1.0)).tolist())
+    begins, ends = np.array(order.rank_start[:-1]), np.array(order.rank_start[1:]) - 1
+    chains = {_chain(order, paired, played, max(ends.tolist(), key=played.finish.__getitem__))}
+    for first, last in zip(begins.tolist(), ends.tolist(), strict=True):
+        row = (e for e in range(last, first - 1, -1) if e == first or order.slot[e] != order.slot[e - 1])
+        chains.add((*row, *_chain(order, paired, played, first)[1:]))
+    of, classes = which[model], int(which.max()) + 1
+    alone, pairs = np.zeros((len(PHASE_CODE), len(chains), classes)), np.zeros((len(chains), classes, classes))
+    sends, reached = np.zeros(len(chains)), np.zeros((2, len(chains)), dtype=np.int64)
     for index, chain in enumerate(sorted(chains)):
         at = np.array(chain)
         single, both = at[~paired[at]], at[paired[at]]
         np.add.at(alone[:, index], (order.phase[single], of[single]), 1.0)
         np.add.at(pairs[index], (of[both], of[both + 1]), 1.0)
         sends[index] = np.count_nonzero(np.diff(order.rank[at]))
-        ends[:, index] = order.rank[at[[-1, 0]]]
-    return Paths(alone, pairs, sends, *ends)
+        reached[:, index] = order.rank[at[[-1, 0]]]
+    return Paths(alone, pairs, sends, *reached)
 
 
-def _chain(order: OrderArrays, paired: np.ndarray, start: list[float], finish: list[float], at: int) -> tuple[int, ...]:
+def _chain(order: OrderArrays, paired: np.ndarray, played: Replay, at: int) -> tuple[int, ...]:
     """What each pass up to the one at `at` waited for, the last first; of a pair its forward stands for both."""
     found = list[int]()
     while at >= 0:
@@ -94,7 +91,7 @@ def _chain(order: OrderArrays, paired: np.ndarray, start: list[float], finish: l
         needed = order.prerequisites[at : at + 1 + int(paired[at])].ravel().tolist()
         # What the rank ran before comes first: of equals it needs no send.
         waits = [at - 1 if at > begin else -1, *needed]
-        at = next((e for e in waits if e >= 0 and finish[e] == start[at]), -1)
+        at = next((e for e in waits if e >= 0 and played.finish[e] == played.start[at]), -1)
     return tuple(found)
 
 
