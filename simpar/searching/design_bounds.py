@@ -14,6 +14,7 @@ from simpar.searching import bounds
 from simpar.searching.blocks import BlockTable, Gathered
 from simpar.searching.choice import Choice, Offload, Pipeline, State
 from simpar.searching.incumbents import Incumbents
+from simpar.searching.memo import kept
 from simpar.searching.open_layouts import Design, OpenLayouts
 from simpar.searching.pairs import stage_pairs
 from simpar.searching.parents import parents, with_parents
@@ -86,7 +87,6 @@ class DesignBounds:
         self._resting: dict[object, StateBytes] = {}
         self._peaks: dict[object, FloatArray] = {}
         self._holds: dict[bytes, int] = {}
-        self._every: dict[Design, OpenLayouts] = {}
         self._outlooks: dict[tuple[Design, bytes], Outlook] = {}
 
     def recomputations(self, pipeline: Pipeline, pp: int, *, merges: bool = False) -> Recomputations:
@@ -213,11 +213,10 @@ class DesignBounds:
             alive[:, r, d], parent[:, r, d], tuple(counts.tolist()),
         )  # fmt: skip
 
+    @kept
     def every_layout(self, design: Design) -> OpenLayouts:
         """The layouts of a design that fit, however slow."""
-        if design not in self._every:
-            self._every[design] = self.open_layouts(design, Incumbents(by_memory=True))
-        return self._every[design]
+        return self.open_layouts(design, Incumbents(by_memory=True))
 
     @staticmethod
     def _hopeless(time_s: FloatArray, need: FloatArray, incumbents: Incumbents, design: Design) -> tuple[BoolArray, BoolArray]:

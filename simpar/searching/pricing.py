@@ -41,6 +41,7 @@ from simpar.searching.blocks import (
 )
 from simpar.searching.choice import EVEN, Choice, Group, Offload, Pipeline, State, Variant
 from simpar.searching.floors import Floors
+from simpar.searching.memo import kept
 from simpar.searching.pairs import Pairs
 from simpar.searching.pipelines import Pipelines
 from simpar.searching.sends import Sends
@@ -82,7 +83,6 @@ class Pricing:
         self._casts: dict[tuple[str, int], float] = {}
         self._pricers: dict[object, LayoutPricer] = {}
         self._plain: dict[object, list[LayoutPricer]] = {}
-        self._outside: dict[Group, float] = {}
         self.pipelines, self.sites, self.floors, self.sends = Pipelines(self), Sites(space), Floors(self), Sends(self)
         self.evaluation: Evaluation | None = None
 
@@ -272,12 +272,10 @@ class Pricing:
 
     # -- what ranks hold -------------------------------------------------------------------------------------------
 
+    @kept
     def outside_bytes(self, group: Group) -> float:
         """Context and communicators of one rank."""
-        if group not in self._outside:
-            found = outside_bytes(self.probe(group, 1, self.space.variants(group)[0]))
-            self._outside[group] = sum(amount for _, amount in found)
-        return self._outside[group]
+        return sum(amount for _, amount in outside_bytes(self.probe(group, 1, self.space.variants(group)[0])))
 
     @cached_property
     def workspace_bytes(self) -> float:
