@@ -123,7 +123,7 @@ def test_selected_modules_change_what_runs_again_and_nothing_else(name: str) -> 
     for choice in (c for c in (random_choice(pricing.space, draw) for _ in range(4)) if c is not None):
         of = (choice.group, choice.micro_batch_size, choice.variant)
         state, again = pricing.kinds_of_states(choice.variant)[-1], pricing._selected(*of)
-        blocks = pricing._locals(pricing.probe(*of, "none", state))
+        blocks = pricing.locals(pricing.probe(*of, "none", state))
         for each in pricing.space.selections:
             probed = pricing.probe(*of, each, state)
             for _, options, recomputes in blocks.values():

@@ -285,7 +285,7 @@ class LayoutPricer:
         forward = self.layout.stage_blocks[key.forward_stage]
         backward = self.layout.stage_blocks[key.backward_stage][::-1]
         common = min(len(forward), len(backward))
-        found = [self._pair(f, b) for f, b in zip(forward, backward, strict=False)]
+        found = [self.pair(f, b) for f, b in zip(forward, backward, strict=False)]
         found += [self.block(b, "F") for b in forward[common:]]
         found += [self.block(b, "B") for b in backward[common:]]
         # One host launches both passes while the device runs them beside each other.
@@ -294,9 +294,9 @@ class LayoutPricer:
         gap = sum(self._late([p.seconds for p in found], host))
         return KeyPrice.of_blocks(found, gap + 2.0 * self.layout.calibration.pass_s)
 
-    def _pair(self, forward: LocalBlock, backward: LocalBlock) -> BlockPrice:
-        key = (id(forward), id(backward))
-        if key not in self._pairs:
+    def pair(self, forward: LocalBlock, backward: LocalBlock) -> BlockPrice:
+        """Price of a forward of one block beside a backward of another."""
+        if (key := (id(forward), id(backward))) not in self._pairs:
             halves = (ops_of(self.layout, forward, "F"), ops_of(self.layout, backward, "B"))
             self._pairs[key] = price_pair(*halves, self.op_price, self._slowed_by_exchanges(forward))
         return self._pairs[key]

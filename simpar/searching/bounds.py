@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +38,7 @@ class PipelineBound:
         loss: share of these seconds in which compute makes no progress.
         density: share of any time between two of the rank's ops that sends take at most.
         joints: float array [ranks], seconds of sends that may run beside data-parallel traffic over that share.
+        ways: float array [R, P], chains of passes from the first op of the rank `first` to the last one of `last`, int arrays [P].
     """
 
     head: FloatArray
@@ -52,11 +54,15 @@ class PipelineBound:
     loss: float
     density: float
     joints: FloatArray
+    ways: FloatArray
+    first: IntArray
+    last: IntArray
 
     def alone(self) -> PipelineBound:
         """Where ranks do not wait for each other at the end of a step: a rank's own ops only."""
         nothing = np.zeros_like(self.head)
-        return replace(self, head=nothing, tail=nothing, around_head=nothing, around_tail=nothing, whole=False, goes_round=False)
+        none: dict[str, Any] = dict.fromkeys(("head", "tail", "around_head", "around_tail"), nothing)
+        return replace(self, **none, ways=self.ways[:, :0], first=self.first[:0], last=self.last[:0], whole=False, goes_round=False)
 
     def stalled(self, rank: int, seconds: FloatArray) -> PipelineBound:
         """With a rank that waits for something else so long, float array [R], between its own ops."""
@@ -66,7 +72,7 @@ class PipelineBound:
 
     def take(self, rows: IntArray) -> PipelineBound:
         """Some of the recomputations."""
-        columns = ("head", "work", "tail", "around_head", "around_tail")
+        columns = ("head", "work", "tail", "around_head", "around_tail", "ways")
         return replace(self, **{name: getattr(self, name)[rows] for name in columns})
 
     @property
@@ -166,9 +172,10 @@ def pipeline_bound(
             backward = seconds[:, B]
             around_tail = backward @ through.T + last * send - group * (backward @ others.T) - spared - blocking * send
     slowed = (2.0 * send * (1.0 + sends.blocks)).astype(np.float64)
+    none = np.zeros(0, dtype=np.int64)
     return PipelineBound(
         head, work, tail, around_head, around_tail, sent, shape.order, shape.style == "full", group > 0,
-        sends.beside * send, sends.loss, sends.density, slowed,
+        sends.beside * send, sends.loss, sends.density, slowed, np.zeros((len(seconds), 0)), none, none,
     )  # fmt: skip
 
 
@@ -217,7 +224,10 @@ def combine(pipe: PipelineBound, states: StateBound) -> FloatArray:
             round_after = pipe.around(states.reduce, pipe.tail, pipe.around_tail)
             alone = _lost(pipe, loss, np.minimum(gathering, most))
             chain = np.maximum(chain, np.maximum(head, round_head) + round_after + alone)
-    found = np.maximum((chain + work).max(axis=2), states.serial.max(axis=1)[None])
+    found = np.maximum((chain + work + states.stall[None]).max(axis=2), states.serial.max(axis=1)[None])
+    if len(pipe.first):
+        ends = states.gather[:, pipe.first] + states.reduce[:, pipe.last]
+        found = np.maximum(found, (pipe.ways[:, None] + ends[None]).max(axis=2))
     return np.asarray(found + states.end.T[:, None])
 
 

@@ -14,7 +14,9 @@ from simpar.searching import bounds
 from simpar.searching.blocks import BlockTable, Gathered
 from simpar.searching.choice import Choice, Offload, Pipeline, State
 from simpar.searching.incumbents import Incumbents
+from simpar.searching.memo import kept
 from simpar.searching.open_layouts import Design, OpenLayouts
+from simpar.searching.pairs import stage_pairs
 from simpar.searching.parents import parents, with_parents
 from simpar.searching.pricing import Pricing
 from simpar.searching.shapes import shape_of
@@ -43,12 +45,11 @@ class Recomputations:
     table: IntArray
     stages: Stages
 
-    def only(self, names: BoolArray) -> tuple[Recomputations, IntArray]:
-        """Those of some block tables, bool array [names], and their rows."""
-        rows = np.flatnonzero(names[self.table])
+    def only(self, names: BoolArray) -> Recomputations:
+        """Those of some block tables, bool array [names]."""
         kept = tuple(n for n, known in zip(self.names, names.tolist(), strict=True) if known)
-        found = self.take(rows)
-        return replace(found, names=kept, table=(np.cumsum(names) - 1)[found.table]), rows
+        found = self.take(np.flatnonzero(names[self.table]))
+        return replace(found, names=kept, table=(np.cumsum(names) - 1)[found.table])
 
     def take(self, rows: IntArray) -> Recomputations:
         """Some of them, with all block tables."""
@@ -86,7 +87,6 @@ class DesignBounds:
         self._resting: dict[object, StateBytes] = {}
         self._peaks: dict[object, FloatArray] = {}
         self._holds: dict[bytes, int] = {}
-        self._every: dict[Design, OpenLayouts] = {}
         self._outlooks: dict[tuple[Design, bytes], Outlook] = {}
 
     def recomputations(self, pipeline: Pipeline, pp: int, *, merges: bool = False) -> Recomputations:
@@ -125,7 +125,15 @@ class DesignBounds:
             self.pricing.pipelines.rank_blocks(pipeline, pp),
         )  # fmt: skip
         found = bounds.pipeline_bound(shape, passes, seconds, compute, design.m, sends)
-        return found if self.pricing.waits(shape.style) else found.alone()
+        if not self.pricing.waits(shape.style):
+            return found.alone()
+        if shape.style == "full" or shape.group(design.m):
+            return found
+        paths = self.pricing.pipelines.paths(pipeline, pp, design.m)
+        pairs = [self.pricing.pairs(design.group, design.batch, design.variant, name) for name in again.names]
+        both = stage_pairs(pairs, tables, again.table, stages, np.asarray(paths.pairs.any(axis=0)))
+        ways = paths.seconds(stages.seconds(tables, again.table), both, sends.seconds)
+        return replace(found, ways=ways, first=paths.first, last=paths.last)
 
     def outlook(self, design: Design) -> Outlook:
         """Which shardings of a design rest in memory, and how fast each can be at best."""
@@ -169,7 +177,7 @@ class DesignBounds:
         sharding = sharding.take(np.flatnonzero(some))
         # Bytes are shared by many variants, seconds are not: only what fits somewhere is priced.
         possible = self._possible(design, again, columns)
-        again = again.only(possible)[0]
+        again = again.only(possible)
         inner = len(columns) * len(offloads)
         counts[0] += inner * (len(every_text) - len(again.texts))
         if not len(again.texts):
@@ -202,14 +210,13 @@ class DesignBounds:
         r, d = np.nonzero(alive.any(axis=0))
         return OpenLayouts(
             design, again.texts, states, offloads, rows[r] * len(states) + columns[d], time_s[:, r, d], need[:, r, d],
-            alive[:, r, d], parent[:, r, d], _triple(counts),
+            alive[:, r, d], parent[:, r, d], tuple(counts.tolist()),
         )  # fmt: skip
 
+    @kept
     def every_layout(self, design: Design) -> OpenLayouts:
         """The layouts of a design that fit, however slow."""
-        if design not in self._every:
-            self._every[design] = self.open_layouts(design, Incumbents(by_memory=True))
-        return self._every[design]
+        return self.open_layouts(design, Incumbents(by_memory=True))
 
     @staticmethod
     def _hopeless(time_s: FloatArray, need: FloatArray, incumbents: Incumbents, design: Design) -> tuple[BoolArray, BoolArray]:
@@ -386,11 +393,7 @@ def _empty(
     design: Design, again: Recomputations, states: tuple[State, ...], offloads: tuple[Offload, ...], counts: np.ndarray
 ) -> OpenLayouts:
     none, index = np.zeros((len(offloads), 0)), np.zeros((len(offloads), 0), dtype=np.int64)
-    return OpenLayouts(design, again.texts, states, offloads, index[0], none, none, none > 0, index, _triple(counts))
-
-
-def _triple(counts: np.ndarray) -> tuple[int, int, int]:
-    return int(counts[0]), int(counts[1]), int(counts[2])
+    return OpenLayouts(design, again.texts, states, offloads, index[0], none, none, none > 0, index, tuple(counts.tolist()))
 
 
 __all__ = ["DesignBounds", "Outlook", "Recomputations"]

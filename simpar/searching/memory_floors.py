@@ -17,6 +17,7 @@ from simpar.program.program import FloatArray, IntArray
 from simpar.searching.blocks import B, BlockTable, F
 from simpar.searching.choice import Group, Variant
 from simpar.searching.in_flight import held_by_chunk
+from simpar.searching.memo import kept
 from simpar.searching.pricing import Pricing
 from simpar.searching.shapes import shape_of
 from simpar.searching.space import Space
@@ -99,7 +100,6 @@ class MemoryFloors:
 
     def __init__(self, space: Space, pricing: Pricing) -> None:
         self.space, self.pricing = space, pricing
-        self._fullest: dict[tuple[int, int], Fullest | None] = {}
         self._possible: dict[object, BoolArray] = {}
         self._rests: dict[object, FloatArray] = {}
         self._leaves = any(o.activations for o in space.offloads)
@@ -151,10 +151,9 @@ class MemoryFloors:
         every[full.pipeline] = fits
         return every
 
+    @kept
     def _fullest_of(self, pp: int, m: int) -> Fullest | None:
-        if (pp, m) not in self._fullest:
-            self._fullest[pp, m] = Fullest.of(self.space, self.pricing, pp, m)
-        return self._fullest[pp, m]
+        return Fullest.of(self.space, self.pricing, pp, m)
 
     def _room(self, group: Group, variant: Variant, m: int, capacity: float) -> FloatArray:
         """Bytes that the states of the layers of each pipeline's fullest rank leave."""

@@ -59,7 +59,7 @@ class OpenLayouts:
     bytes: FloatArray
     alive: BoolArray
     parent: IntArray
-    rejected: tuple[int, int, int]
+    rejected: tuple[int, ...]
 
     @cached_property
     def order(self) -> IntArray:

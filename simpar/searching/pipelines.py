@@ -11,7 +11,9 @@ from simpar.program.program import FloatArray, IntArray
 from simpar.schedules import Schedule
 from simpar.searching.blocks import Composition
 from simpar.searching.choice import Pipeline
+from simpar.searching.critical import Paths, critical_paths
 from simpar.searching.in_flight import Backwards, InFlight, backwards, in_flight, turns
+from simpar.searching.memo import kept
 from simpar.searching.shapes import paired_passes, shape_of, style_of
 from simpar.searching.stages import Stages
 from simpar.step import schedule_of
@@ -31,8 +33,8 @@ class Pipelines:
         self._turns: dict[object, tuple[int, int]] = {}
         self._backwards: dict[object, Backwards] = {}
         self._passes: dict[object, FloatArray] = {}
+        self._paths: dict[object, Paths] = {}
         self._stages: dict[object, Stages] = {}
-        self._beside: dict[object, FloatArray] = {}
 
     def composition(self, pipeline: Pipeline, pp: int, limit: int | None) -> Composition:
         """Blocks of every stage."""
@@ -86,6 +88,14 @@ class Pipelines:
             self._passes[key] = paired_passes(self.schedule(pipeline, pp, m)) if paired else np.zeros(0)
         return self._passes[key]
 
+    def paths(self, pipeline: Pipeline, pp: int, m: int) -> Paths:
+        """Chains of passes, see `critical`."""
+        which = self.plain_stages(pipeline, pp).which
+        key = (pipeline.schedule, pipeline.virtual_stages, pp, m, which.tobytes())
+        if key not in self._paths:
+            self._paths[key] = critical_paths(self.schedule(pipeline, pp, m), which)
+        return self._paths[key]
+
     def stage_layers(self, pipeline: Pipeline, pp: int) -> tuple[StageLayers, ...]:
         """Layers of every stage of one copy of the model."""
         first, last, alone = pipeline.split
@@ -111,17 +121,14 @@ class Pipelines:
         shape = shape_of(pp, pipeline.virtual_stages, pipeline.schedule)
         return np.asarray((shape.share > 0) @ self.composition(pipeline, pp, 0).counts.sum(axis=1))
 
+    @kept
     def sends_beside(self, pipeline: Pipeline, pp: int, m: int) -> FloatArray:
         """How many sends of each rank surely run beside its ops, float array [ranks]."""
-        key = (pipeline, pp, m)
-        if key not in self._beside:
-            shape, found = shape_of(pp, pipeline.virtual_stages, pipeline.schedule), np.zeros(pp)
-            if not self.blocking(pipeline, pp):
-                stages = self.stage_layers(pipeline, pp)
-                empty = [sum(not stages[s].count for s in set(held)) for held in shape.held.values()]
-                found = shape.sends_beside(np.array(empty, dtype=np.int64), m)
-            self._beside[key] = found
-        return self._beside[key]
+        if self.blocking(pipeline, pp):
+            return np.zeros(pp)
+        shape, stages = shape_of(pp, pipeline.virtual_stages, pipeline.schedule), self.stage_layers(pipeline, pp)
+        empty = [sum(not stages[s].count for s in set(held)) for held in shape.held.values()]
+        return shape.sends_beside(np.array(empty, dtype=np.int64), m)
 
     def blocking(self, pipeline: Pipeline, pp: int) -> bool:
         """Whether sends hold the compute stream; the rule of `program.waits.p2p_blocks`."""

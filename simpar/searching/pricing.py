@@ -41,6 +41,8 @@ from simpar.searching.blocks import (
 )
 from simpar.searching.choice import EVEN, Choice, Group, Offload, Pipeline, State, Variant
 from simpar.searching.floors import Floors
+from simpar.searching.memo import kept
+from simpar.searching.pairs import Pairs
 from simpar.searching.pipelines import Pipelines
 from simpar.searching.sends import Sends
 from simpar.searching.shapes import shape_of
@@ -66,11 +68,11 @@ class Pricing:
     def __init__(self, space: Space) -> None:
         self.space = space
         self.template = space.template
-        self.kernels: KernelModel
-        self.collectives: CollectiveModel
-        self.kernels, self.collectives = cost_models(space.template, space.template.hardware)
+        models: tuple[KernelModel, CollectiveModel] = cost_models(space.template, space.template.hardware)
+        self.kernels, self.collectives = models
         self._tables: dict[object, BlockTable] = {}
         self._columns: dict[object, tuple[Column, Column]] = {}
+        self._pairs: dict[object, Pairs] = {}
         self._held: dict[object, dict[str, FloatArray]] = {}
         self._kept: dict[object, FloatArray] = {}
         self._held_tables: dict[bytes, BlockTable] = {}
@@ -81,7 +83,6 @@ class Pricing:
         self._casts: dict[tuple[str, int], float] = {}
         self._pricers: dict[object, LayoutPricer] = {}
         self._plain: dict[object, list[LayoutPricer]] = {}
-        self._outside: dict[Group, float] = {}
         self.pipelines, self.sites, self.floors, self.sends = Pipelines(self), Sites(space), Floors(self), Sends(self)
         self.evaluation: Evaluation | None = None
 
@@ -98,7 +99,7 @@ class Pricing:
     def probe(
         self, group: Group, batch: int, variant: Variant, recompute: str = "none", state: State | None = None, order: str = "1f1b"
     ) -> Layout:
-        """A layout for what does not depend on the pipeline: one stage, whatever pp is; `order`: a schedule, see `_orders`."""
+        """A layout for what does not depend on the pipeline: one stage, whatever pp is; `order`: a schedule, see `orders`."""
         state = state or State(0, None, True, True, True)
         choice = Choice(group, batch, variant, replace(ONE_STAGE, schedule=order), recompute, state, NOTHING)
         return self._layout(choice.scenario(self.template), 1, 1)
@@ -126,7 +127,7 @@ class Pricing:
     def _table(self, group: Group, batch: int, variant: Variant, recompute: str, phases: tuple[int, ...]) -> BlockTable:
         key = (self._column_name(group, batch, variant, experts=self.has_experts), recompute, phases)
         if key not in self._tables:
-            orders, shared = self._orders(variant), self.kinds.shared_head
+            orders, shared = self.orders(variant), self.kinds.shared_head
             unlike = product(self.kinds_of_states(variant), orders)
             layouts = [self.probe(group, batch, variant, recompute, state, order) for state, order in unlike]
             pricers = [LayoutPricer(layout, self.kernels, self.collectives) for layout in layouts]
@@ -136,33 +137,31 @@ class Pricing:
             elif key[0] in self._plain:
                 pricers = [pricer.like(plain) for pricer, plain in zip(pricers, self._plain[key[0]], strict=True)]
             columns: list[tuple[Column, Column] | None] = [None] * self.kinds.count
-            for kind, block, recomputes in block_kinds(layout.network, self.kinds):
-                whole = has_experts(block)
+            split = [self.locals(each) for each in layouts]
+            for kind, (block, _, recomputes) in split[0].items():
                 same = kind - self.kinds.layers if self.kinds.layers <= kind < 2 * self.kinds.layers else kind
-                name = (same, *self._column_name(group, batch, variant, experts=whole), recompute if recomputes else "none", phases)
-                if name not in self._columns:
-                    found = []
-                    for each, pricer in zip(layouts, pricers, strict=True):
-                        local = each.split(block, each.options if recomputes else self._lasting(each))
-                        found.append(Column.of(each, pricer, local, phases, sharded=self.shards))
-                    less = found[0].dense if kind == self.kinds.mtp_head else layout.tied_extra if kind == shared else 0.0
-                    self._columns[name] = no_longer([replace(c, dense=c.dense - less) if less else c for c in found], -len(orders))
-                columns[kind] = self._columns[name]
-            for kind, encoder in encoder_kinds(layout.network, self.kinds).items():
-                name = ("encoder", kind, *self._column_name(group, batch, variant, experts=False), recompute, phases)
+                where = self._column_name(group, batch, variant, experts=has_experts(block))
+                name = (same, *where, recompute if recomputes else "none", phases)
                 if name not in self._columns:
                     found = [
-                        Column.of(
-                            each, pricer, each.split(encoder.layer, each.encoder_options(encoder)), phases, sharded=self.shards
-                        )
-                        for each, pricer in zip(layouts, pricers, strict=True)
+                        Column.of(p.layout, p, p.layout.split(block, own[kind][1]), phases, sharded=self.shards)
+                        for p, own in zip(pricers, split, strict=True)
                     ]
-                    self._columns[name] = no_longer(found, -len(orders))
+                    less = found[0].dense if kind == self.kinds.mtp_head else layout.tied_extra if kind == shared else 0.0
+                    self._columns[name] = no_longer([replace(c, dense=c.dense - less) if less else c for c in found], -len(orders))
                 columns[kind] = self._columns[name]
             self._tables[key] = BlockTable.of(columns, layout.calibration.pass_s)
         return self._tables[key]
 
-    def _orders(self, variant: Variant) -> list[str]:
+    def pairs(self, group: Group, batch: int, variant: Variant, recompute: str) -> Pairs:
+        """Seconds of passes that run in pairs."""
+        recompute = "full" if recompute.startswith("full") else recompute
+        key = (self._column_name(group, batch, variant, experts=self.has_experts), recompute)
+        if key not in self._pairs:
+            self._pairs[key] = Pairs(self, group, batch, variant, recompute)
+        return self._pairs[key]
+
+    def orders(self, variant: Variant) -> list[str]:
         """Schedules between which the op lists of blocks differ: DualPipe has orders of its own for hidden expert exchanges."""
         names = self.space.values("schedule", axes.SCHEDULES) if variant.overlap_ep else ()
         return ["1f1b", *(name for name in names if name.startswith("dualpipe"))][:2]
@@ -182,7 +181,7 @@ class Pricing:
             # Selected modules change what runs again and nothing else (`Job.options`): blocks are looked at once for all of them.
             again = {} if whole else self._selected(group, batch, variant)
             found = np.zeros((len(again) or 1, self.kinds.count))
-            for kind, (block, options, recomputes) in self._locals(layout).items():
+            for kind, (block, options, recomputes) in self.locals(layout).items():
                 name = (kind, *of, *((group.ep, group.etp) if has_experts(block) else ()), whole and recompute)
                 if name not in self._kept:
                     every = tuple(again.values()) if again and recomputes else (options.recompute,)
@@ -199,7 +198,8 @@ class Pricing:
             self._again[key] = {name: self.probe(group, batch, variant, name).options.recompute for name in names}
         return self._again[key]
 
-    def _locals(self, layout: Layout) -> Locals:
+    def locals(self, layout: Layout) -> Locals:
+        """Every kind of block and how it is split."""
         kinds, lasting = block_kinds(layout.network, self.kinds), self._lasting(layout)
         found = {kind: (block, layout.options if again else lasting, again) for kind, block, again in kinds}
         encoders = encoder_kinds(layout.network, self.kinds).items()
@@ -272,12 +272,10 @@ class Pricing:
 
     # -- what ranks hold -------------------------------------------------------------------------------------------
 
+    @kept
     def outside_bytes(self, group: Group) -> float:
         """Context and communicators of one rank."""
-        if group not in self._outside:
-            found = outside_bytes(self.probe(group, 1, self.space.variants(group)[0]))
-            self._outside[group] = sum(amount for _, amount in found)
-        return self._outside[group]
+        return sum(amount for _, amount in outside_bytes(self.probe(group, 1, self.space.variants(group)[0])))
 
     @cached_property
     def workspace_bytes(self) -> float:

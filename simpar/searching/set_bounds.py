@@ -11,6 +11,7 @@ from simpar.program.program import FloatArray, IntArray
 from simpar.searching import bounds
 from simpar.searching.blocks import B, BlockTable, F, I, W
 from simpar.searching.choice import Group, Pipeline, Variant
+from simpar.searching.memo import kept
 from simpar.searching.pricing import Pricing
 from simpar.searching.shapes import shape_of, style_of
 from simpar.searching.space import Space
@@ -21,12 +22,9 @@ class SetBounds:
 
     def __init__(self, space: Space, pricing: Pricing) -> None:
         self.space, self.pricing = space, pricing
-        self._least: dict[Group, float] = {}
         self._compute: dict[tuple[int, ...], float] = {}
         self._variants: dict[tuple[tuple[int, ...], int], FloatArray] = {}
-        self._cuts: dict[tuple[int, int], list[tuple[FloatArray, FloatArray, bool, str]]] = {}
         kinds = pricing.kinds
-        self._chains: dict[tuple[int, int], Stack] = {}
         self._blocks = [k + kinds.layers for k in kinds.layer]
         # Over the average rank a tied matrix counts once, which keeps bounds ones.
         self._blocks += [k for k in (kinds.embedding, kinds.shared_head if kinds.shared_head >= 0 else kinds.head) if k >= 0]
@@ -43,27 +41,23 @@ class SetBounds:
             self._compute[key] = float(self._serial_seconds(group.pp, m, floors)[0])
         return self._compute[key]
 
+    @kept
     def least_bytes(self, group: Group) -> float:
         """Bytes of the average rank under the thinnest sharding, without any activation."""
-        if group not in self._least:
-            variant = self.space.variants(group)[0]
-            table = self.pricing.weights(group, variant)
-            dense, expert = float(table.dense[self._blocks].sum()), float(table.expert[self._blocks].sum())
-            if self.pricing.template.training.trainable == "lora":
-                dense = expert = 0.0
-            offloaded = any(o.optimizer for o in self.space.offloads)
-            least = float("inf")
-            for state in self.space.states(group):
-                per_dense, per_expert = self.pricing.state_bytes(group, variant, state, passing=group.pp == 1)
-                column = 1 if offloaded else 2
-                found = dense * sum(per_dense[:column]) + expert * sum(per_expert[:column])
-                if self.pricing.stays_gathered(group, state):
-                    bytes_ = self.pricing.per_weight(group, variant, state)
-                    found += (dense + expert) * (bytes_.gather + bytes_.reduce)
-                least = min(least, found)
-            rank = least / group.pp * self.pricing.framework.allocator.fragmentation
-            self._least[group] = rank + self.pricing.outside_bytes(group)
-        return self._least[group]
+        variant = self.space.variants(group)[0]
+        table = self.pricing.weights(group, variant)
+        dense, expert = float(table.dense[self._blocks].sum()), float(table.expert[self._blocks].sum())
+        if self.pricing.template.training.trainable == "lora":
+            dense = expert = 0.0
+        column, least = 1 if any(o.optimizer for o in self.space.offloads) else 2, float("inf")
+        for state in self.space.states(group):
+            per_dense, per_expert = self.pricing.state_bytes(group, variant, state, passing=group.pp == 1)
+            found = dense * sum(per_dense[:column]) + expert * sum(per_expert[:column])
+            if self.pricing.stays_gathered(group, state):
+                bytes_ = self.pricing.per_weight(group, variant, state)
+                found += (dense + expert) * (bytes_.gather + bytes_.reduce)
+            least = min(least, found)
+        return least / group.pp * self.pricing.framework.allocator.fragmentation + self.pricing.outside_bytes(group)
 
     # -- variants ------------------------------------------------------------------------------------------------------
 
@@ -92,23 +86,21 @@ class SetBounds:
             least = np.minimum(least, found.max(axis=1).min(axis=0))
         return least
 
+    @kept
     def _stacks(self, pp: int, m: int) -> list[tuple[FloatArray, FloatArray, bool, str]]:
         """Distinct cuts of the pipelines: blocks per rank, blocks before it, as [cuts, ranks, kinds]."""
-        key = (pp, m)
-        if key not in self._cuts:
-            rows: dict[str, dict[object, tuple[FloatArray, FloatArray]]] = {}
-            for pipeline in self.space.pipelines(pp, m):
-                shape = shape_of(pp, pipeline.virtual_stages, pipeline.schedule)
-                name = (shape.stages, pipeline.split, shape.stage_to_rank)
-                table = rows.setdefault(shape.style, {})
-                if name not in table:
-                    counts = self.pricing.pipelines.composition(pipeline, pp, 0).counts
-                    table[name] = (shape.share @ counts, shape.before @ counts)
-            self._cuts[key] = [
-                (np.array([r[0] for r in table.values()]), np.array([r[1] for r in table.values()]), style == "full", style)
-                for style, table in rows.items()
-            ]
-        return self._cuts[key]
+        rows: dict[str, dict[object, tuple[FloatArray, FloatArray]]] = {}
+        for pipeline in self.space.pipelines(pp, m):
+            shape = shape_of(pp, pipeline.virtual_stages, pipeline.schedule)
+            name = (shape.stages, pipeline.split, shape.stage_to_rank)
+            table = rows.setdefault(shape.style, {})
+            if name not in table:
+                counts = self.pricing.pipelines.composition(pipeline, pp, 0).counts
+                table[name] = (shape.share @ counts, shape.before @ counts)
+        return [
+            (np.array([r[0] for r in table.values()]), np.array([r[1] for r in table.values()]), style == "full", style)
+            for style, table in rows.items()
+        ]
 
     # -- pipelines -----------------------------------------------------------------------------------------------------
 
@@ -126,11 +118,9 @@ class SetBounds:
             found[part.pipeline] = np.maximum.reduceat(totals, part.starts)
         return found
 
+    @kept
     def _stack(self, pp: int, m: int) -> Stack:
-        key = (pp, m)
-        if key not in self._chains:
-            self._chains[key] = Stack.of(self.pricing, self.space.pipelines(pp, m), pp, m)
-        return self._chains[key]
+        return Stack.of(self.pricing, self.space.pipelines(pp, m), pp, m)
 
 
 def _passes(table: BlockTable, counts: FloatArray, style: str) -> list[FloatArray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from simpar.searching.choice import Group, Variant
+from simpar.searching.memo import kept
 from simpar.searching.space import Space
 
 
@@ -11,40 +12,34 @@ class Sites:
 
     def __init__(self, space: Space) -> None:
         self.space = space
-        self._sites: dict[Group, tuple[int, ...]] = {}
         self._places: dict[object, int] = {}
-        self._far: dict[Group, int] = {}
-        self._pairs: dict[Group, frozenset[int]] = {}
 
+    @kept
     def of(self, group: Group) -> tuple[int, ...]:
         """Where the groups that communicate inside a block sit: all of a mesh that block prices depend on.
 
         tp, cp, ep, etp, and a number for each of their placements (and that of a hop between the neighbours of a ring).
         """
-        if group not in self._sites:
-            mesh, hardware, nodes = self.space.mesh(group), self.space.template.hardware, self.space.template.cluster.num_nodes
-            places = [mesh.placement(d, hardware, nodes) for d in ("tp", "cp", "ep", "etp")]
-            if group.cp > 1:
-                places.append(mesh.hops("cp", hardware, nodes)[0][0])
-            # Placements are slow to tell apart, and memos ask for them all the time.
-            numbers = (self._places.setdefault(place, len(self._places)) for place in places)
-            self._sites[group] = (group.tp, group.cp, group.ep, group.etp, *numbers)
-        return self._sites[group]
+        mesh, hardware, nodes = self.space.mesh(group), self.space.template.hardware, self.space.template.cluster.num_nodes
+        places = [mesh.placement(d, hardware, nodes) for d in ("tp", "cp", "ep", "etp")]
+        if group.cp > 1:
+            places.append(mesh.hops("cp", hardware, nodes)[0][0])
+        # Placements are slow to tell apart, and memos ask for them all the time.
+        numbers = (self._places.setdefault(place, len(self._places)) for place in places)
+        return (group.tp, group.cp, group.ep, group.etp, *numbers)
 
+    @kept
     def with_host(self, group: Group) -> tuple[int, ...]:
         """`of` and what else blocks depend on: whether there is a pipeline, and whether it leaves the node."""
-        if group not in self._far:
-            mesh, hardware, nodes = self.space.mesh(group), self.space.template.hardware, self.space.template.cluster.num_nodes
-            far = group.pp > 1 and mesh.hops("pp", hardware, nodes)[0][0].num_nodes > 1
-            self._far[group] = (group.pp > 1) + far
-        return (*self.of(group), self._far[group])
+        mesh, hardware, nodes = self.space.mesh(group), self.space.template.hardware, self.space.template.cluster.num_nodes
+        far = group.pp > 1 and mesh.hops("pp", hardware, nodes)[0][0].num_nodes > 1
+        return (*self.of(group), (group.pp > 1) + far)
 
+    @kept
     def neighbours(self, group: Group) -> frozenset[int]:
         """Where pairs of neighbouring pipeline ranks sit, a number for each placement."""
-        if group not in self._pairs:
-            pairs = self.space.mesh(group).pairs("pp", self.space.template.hardware, self.space.template.cluster.num_nodes)
-            self._pairs[group] = frozenset(self._places.setdefault(place, len(self._places)) for place in dict.fromkeys(pairs))
-        return self._pairs[group]
+        pairs = self.space.mesh(group).pairs("pp", self.space.template.hardware, self.space.template.cluster.num_nodes)
+        return frozenset(self._places.setdefault(place, len(self._places)) for place in dict.fromkeys(pairs))
 
     def with_batch(self, group: Group, batch: int, variant: Variant) -> tuple[int, ...]:
         """`with_host`, and whether expert exchanges could be hidden but for the other micro-batch that a step lacks."""

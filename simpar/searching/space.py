@@ -19,6 +19,7 @@ from simpar.searching import axes
 from simpar.searching.abilities import Ability, ability
 from simpar.searching.axes import divisors
 from simpar.searching.choice import EVEN, Choice, Group, Offload, Pipeline, Split, State, Variant, parse_split
+from simpar.searching.memo import kept
 from simpar.searching.recomputes import selections, whole_layers
 from simpar.specs.architecture import TokenModel
 from simpar.specs.checks import check_scenario
@@ -196,34 +197,23 @@ class Space:
         # Chunked overlap pipelines the all-gather and reduce-scatter of sequence parallelism; all-reduces are not chunked.
         return [Variant(*v) for v in found if v[0] or not v[2]]
 
-    @cached_property
-    def _variant_cache(self) -> dict[tuple[int, int, bool], tuple[Variant, ...]]:
-        return {}
-
     def variants(self, group: Group) -> tuple[Variant, ...]:
         """Ways to use a mesh inside a block."""
-        key = (group.tp, group.cp, group.ep > 1)
-        if key not in self._variant_cache:
-            every = self._all_variants(*key[:2], 2 if key[2] else 1)
-            self._variant_cache[key] = tuple(v for v in every if self._block_fits(group.tp, group.cp, v))
-        return self._variant_cache[key]
+        return self._variants(group.tp, group.cp, group.ep > 1)
 
-    @cached_property
-    def _fit_cache(self) -> dict[tuple[int, int, Variant], bool]:
-        return {}
+    @kept
+    def _variants(self, tp: int, cp: int, experts: bool) -> tuple[Variant, ...]:
+        return tuple(v for v in self._all_variants(tp, cp, 1 + experts) if self._block_fits(tp, cp, v))
 
+    @kept
     def _block_fits(self, tp: int, cp: int, variant: Variant) -> bool:
         """The rules of the model for tensor and context parallelism, asked of the checks themselves."""
-        key = (tp, cp, variant)
-        if key not in self._fit_cache:
-            # One pipeline rank, no experts to place: what is left to complain about is the block, and dp by rounding.
-            group = Group(tp, cp, 1, max(self.template.world_size // (tp * cp), 1), 1, tp, axes.PLACEMENTS[0])
-            state = State(1 if self.template.plan.zero_stage else 0, None, True, None, None)
-            choice = Choice(group, 1, variant, Pipeline(1, "1f1b", EVEN, None), "none", state, Offload(0.0, False))
-            fields = ("plan.tp", "plan.cp", "plan.cp_style", "training.precision", "plan.sequence_parallel")
-            found = check_scenario(choice.scenario(self.template))
-            self._fit_cache[key] = not any(v.field in fields for v in found)
-        return self._fit_cache[key]
+        # One pipeline rank, no experts to place: what is left to complain about is the block, and dp by rounding.
+        group = Group(tp, cp, 1, max(self.template.world_size // (tp * cp), 1), 1, tp, axes.PLACEMENTS[0])
+        state = State(1 if self.template.plan.zero_stage else 0, None, True, None, None)
+        choice = Choice(group, 1, variant, Pipeline(1, "1f1b", EVEN, None), "none", state, Offload(0.0, False))
+        fields = ("plan.tp", "plan.cp", "plan.cp_style", "training.precision", "plan.sequence_parallel")
+        return not any(v.field in fields for v in check_scenario(choice.scenario(self.template)))
 
     def micro_batches(self, group: Group) -> list[tuple[int, int]]:
         """(sequences per micro-batch, micro-batches per step)."""
@@ -236,16 +226,10 @@ class Space:
 
     # -- pipelines -----------------------------------------------------------------------------------------------------
 
-    @cached_property
-    def _pipeline_cache(self) -> dict[tuple[int, int], tuple[Pipeline, ...]]:
-        return {}
-
-    def pipelines(self, pp: int, num_microbatches: int) -> tuple[Pipeline, ...]:
+    @kept
+    def pipelines(self, pp: int, m: int) -> tuple[Pipeline, ...]:
         """Schedules, chunks and cuts of `pp` ranks with m micro-batches."""
-        key = (pp, num_microbatches)
-        if key not in self._pipeline_cache:
-            self._pipeline_cache[key] = tuple(self._pipelines(pp, num_microbatches))
-        return self._pipeline_cache[key]
+        return tuple(self._pipelines(pp, m))
 
     def _pipelines(self, pp: int, m: int) -> Iterator[Pipeline]:
         names = self.values("schedule", axes.SCHEDULES)
@@ -329,20 +313,15 @@ class Space:
         whole = [] if merges else self.depths(deepest)
         return [*self.selections, *("full" if n == deepest else f"full:{n}" for n in whole)]
 
-    @cached_property
-    def _state_cache(self) -> dict[Group, tuple[State, ...]]:
-        return {}
-
+    @kept
     def states(self, group: Group) -> tuple[State, ...]:
         """Shardings of the states over the data-parallel ranks."""
-        if group not in self._state_cache:
-            can = self._ability.can_shard or (lambda *_: True)
-            self._state_cache[group] = tuple(s for s in dict.fromkeys(self._states(group)) if can(group, s))
-        return self._state_cache[group]
+        can = self._ability.can_shard or (lambda *_: True)
+        return tuple(s for s in dict.fromkeys(self._states(group)) if can(group, s))
 
     def _states(self, group: Group) -> Iterator[State]:
         ranks, flags = group.dp * group.cp, (True, False)
-        stages = [z for z in self.values("zero_stage", (0, 1, 2, 3)) if self._zero_fits(z, group.pp)]
+        stages = [z for z in self.values("zero_stage", (0, 1, 2, 3)) if self._zero_fits(z, group.pp > 1)]
         if ranks == 1 or self.template.training.optimizer == "none":
             yield from (State(z, None, True, True, True) for z in stages[:1] if False in self._parameters_on_host(0))
             if 3 in stages and group.pp == 1 and True in self._parameters_on_host(3):
@@ -380,17 +359,10 @@ class Space:
             return False
         return True
 
-    @cached_property
-    def _zero_cache(self) -> dict[tuple[int, bool], bool]:
-        return {}
-
-    def _zero_fits(self, zero: int, pp: int) -> bool:
-        key = (zero, pp > 1)
-        if key not in self._zero_cache:
-            plan = self.template.plan.model_copy(update={"zero_stage": zero, "pp": 2 if pp > 1 else 1})
-            found = check_scenario(self.template.model_copy(update={"plan": plan}))
-            self._zero_cache[key] = not any(v.field == "plan.zero_stage" for v in found)
-        return self._zero_cache[key]
+    @kept
+    def _zero_fits(self, zero: int, piped: bool) -> bool:
+        plan = self.template.plan.model_copy(update={"zero_stage": zero, "pp": 1 + piped})
+        return not any(v.field == "plan.zero_stage" for v in check_scenario(self.template.model_copy(update={"plan": plan})))
 
     @cached_property
     def offloads(self) -> tuple[Offload, ...]:
@@ -402,21 +374,15 @@ class Space:
 
     # -- counting ------------------------------------------------------------------------------------------------------
 
-    @cached_property
-    def _count_cache(self) -> dict[tuple[int, int, bool], tuple[int, ...]]:
-        return {}
-
     def recompute_counts(self, pp: int, m: int, variant: Variant) -> tuple[int, ...]:
         """Recomputations of every pipeline."""
-        key = (pp, m, self.merges(variant))
-        if key not in self._count_cache:
-            self._count_cache[key] = tuple(self._recompute_count(pp, p, variant) for p in self.pipelines(pp, m))
-        return self._count_cache[key]
+        return self._recompute_counts(pp, m, self.merges(variant))
 
-    def _recompute_count(self, pp: int, pipeline: Pipeline, variant: Variant) -> int:
-        if not self.runs(variant, pipeline, pp):
-            return 0
-        return len(self.selections) + (0 if self.merges(variant) else len(self.depths(self.deepest(pipeline, pp))))
+    @kept
+    def _recompute_counts(self, pp: int, m: int, merges: bool) -> tuple[int, ...]:
+        if merges:
+            return tuple(len(self.selections) * (pp == 1 or p.virtual_stages > 1) for p in self.pipelines(pp, m))
+        return tuple(len(self.selections) + len(self.depths(self.deepest(p, pp))) for p in self.pipelines(pp, m))
 
     def variant_count(self, group: Group, m: int, variant: Variant) -> int:
         """Layouts of one mesh, number of micro-batches and variant."""
@@ -424,14 +390,11 @@ class Space:
 
     def count(self, group: Group, m: int) -> int:
         """Layouts of one mesh and number of micro-batches."""
-        key = (group.tp, group.cp, group.ep > 1, group.pp, m)
-        if key not in self._settings_cache:
-            self._settings_cache[key] = sum(sum(self.recompute_counts(group.pp, m, v)) for v in self.variants(group))
-        return self._settings_cache[key] * len(self.states(group)) * len(self.offloads)
+        return self._settings(group.tp, group.cp, group.ep > 1, group.pp, m) * len(self.states(group)) * len(self.offloads)
 
-    @cached_property
-    def _settings_cache(self) -> dict[tuple[int, int, bool, int, int], int]:
-        return {}
+    @kept
+    def _settings(self, tp: int, cp: int, experts: bool, pp: int, m: int) -> int:
+        return sum(sum(self.recompute_counts(pp, m, v)) for v in self._variants(tp, cp, experts))
 
     @cached_property
     def size(self) -> int:

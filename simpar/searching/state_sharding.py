@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from simpar.parallel.layout import Layout
 from simpar.program.program import FloatArray, IntArray
+from simpar.program.waits import one_queue, reductions_block
 from simpar.result.gathers import whole_embedding_gradient
 from simpar.searching.blocks import BlockTable, Composition
 from simpar.searching.choice import Group, Pipeline, State, Variant
@@ -33,6 +34,7 @@ class StateBound:
         loss: [D], share of the time beside those in which compute makes no progress.
         end: [D, 2]: update (and gathers after it) with states on the device, offloaded.
         serial: load of the data-parallel stream where it is busy in every micro-batch.
+        stall: in which a rank's compute waits between its own ops, in all micro-batches.
         moving_costs: [D], whether no rank's update is faster offloaded.
     """
 
@@ -43,6 +45,7 @@ class StateBound:
     loss: FloatArray
     end: FloatArray
     serial: FloatArray
+    stall: FloatArray
     moving_costs: BoolArray
 
     def alone(self) -> StateBound:
@@ -95,6 +98,12 @@ class Cut:
     def first_kind(self) -> IntArray:
         """Kind of each stage's first block, -1 of none, int array [stages]."""
         return np.array([order[0] if order else -1 for order in self.composition.orders], dtype=np.int64)
+
+    @cached_property
+    def behind(self) -> FloatArray:
+        """Blocks of each rank that are not the first of their stage, float array [ranks, kinds]."""
+        kinds = np.arange(self.composition.counts.shape[1])
+        return np.asarray(self.held @ (self.composition.counts - (self.first_kind[:, None] == kinds)))
 
     @classmethod
     def of(cls, pricing: Pricing, group: Group, variant: Variant, pipeline: Pipeline) -> Cut:
@@ -192,7 +201,7 @@ class Shardings:
         reduces_always = self.reduces_always[columns][:, None]
         in_buckets = self.data[columns][:, None] & ~reduces_always
         zeros = np.zeros((number, ranks))
-        gather = reduce = gathers = reduces = serial = whole_gather = zeros
+        gather = reduce = gathers = reduces = serial = stall = whole_gather = zeros
         if at_start.any() or self.after[columns].any():
             stages = np.array([p.each("gather", cut.dense, cut.expert) for p in pricers])[which][:, cut.which]
             whole_gather = stages @ cut.held.T
@@ -211,11 +220,13 @@ class Shardings:
             reduces = np.where(in_buckets, np.where(hidden, whole, reduce), 0.0)
         if reduces_always.any():
             serial = m * self._every_time(cut, pricers, which, columns)
+        if shape.style == "full" and self.always[columns].any():
+            stall = m * self._between(cut, pricers, which, columns)
         begins = [bool(b) for b in at_start[:, 0]]
         loss = np.array([pricers[k].loss(gathers=b) for k, b in zip(which.tolist(), begins, strict=True)])
         end, costs = self._end(cut, pricers, which, whole_gather * self.after[columns][:, None])
         return StateBound(
-            gather, reduce, gathers, reduces, np.where((at_start | in_buckets)[:, 0], loss, 0.0), end, serial, costs
+            gather, reduce, gathers, reduces, np.where((at_start | in_buckets)[:, 0], loss, 0.0), end, serial, stall, costs
         )  # fmt: skip
 
     def _first_buckets(
@@ -245,6 +256,17 @@ class Shardings:
             again = np.where(self.frees[columns][:, None], np.maximum(once - kept, 0.0), 0.0)
             found = found + np.where(always[:, None], once + again, 0.0)
         return np.asarray(found)
+
+    def _between(self, cut: Cut, pricers: Sequence[StatePricer], which: IntArray, columns: IntArray) -> FloatArray:
+        """Seconds of a micro-batch in which each rank waits for gathers and reductions of its next block, [D, ranks].
+
+        Under full sharding, where kernels start in the order of their launch; the rules of `program.lower`.
+        """
+        layout, always = pricers[0].layout, self.always[columns]
+        gathers = np.array([p.gather for p in pricers])[which] * (always & one_queue(layout))[:, None]
+        waits = always & self.reduces_always[columns] & reductions_block(layout)
+        reduces = np.array([p.reduce for p in pricers])[which] * waits[:, None]
+        return np.asarray((gathers + reduces) @ cut.behind.T)
 
     def _end(self, cut: Cut, pricers: Sequence[StatePricer], which: IntArray, gathers: FloatArray) -> tuple[FloatArray, BoolArray]:
         """Seconds of the update and of `gathers` after it, [D, 2], and where offloading the update costs time, [D]."""
