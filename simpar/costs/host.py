@@ -76,9 +76,8 @@ def launch_seconds(layout: Layout, price: BlockPrice, phase: str) -> float:
     if layout.compiled:
         return slow * price.kernels * spec.host.compiled_launch_s + beside
     forwards = 1.0 if phase == "F" else passes - 1.0
-    host = (
-        price.kernels * each + beside + slow * (passes * spec.host.layer_cpu_s + forwards * price.pairs * spec.host.adapter_cpu_s)
-    )
+    own = layout.hardware.node.layer_slowdown * layout.calibration.host * spec.host.layer_cpu_s
+    host = price.kernels * each + beside + passes * own + slow * forwards * price.pairs * spec.host.adapter_cpu_s
     if price.containers and "op" in layout.recompute.modules:
         host += slow * spec.host.op_layer_cpu_s[phase != "F"]
     if layout.plan.tp > 1:
@@ -88,7 +87,7 @@ def launch_seconds(layout: Layout, price: BlockPrice, phase: str) -> float:
         counts = layout.host_counts_tokens and (phase == "F" or price.repeats_experts)
         # What it waits for is the device and the counts of other ranks: a slower core does not lengthen that.
         waits = spec.host.expert_layer_cpu_s if counts else 0.0
-        host += waits - slow * passes * (1.0 - ATTENTION_SHARE) * spec.host.layer_cpu_s
+        host += waits - passes * (1.0 - ATTENTION_SHARE) * own
     if spec.host.fsdp_module_cpu_s and layout.plan.zero_stage == 3:
         # A fetch or two ahead, the host hides behind the layer's kernels what its hooks take, norms' chains included.
         hooks = passes * (price.weights + price.containers)
