@@ -28,7 +28,7 @@ from simpar.evidence.intervals import (
 )
 from simpar.evidence.pooled import LeftOut, candidates, fit, gated, select
 from simpar.evidence.predicted import predict, stalled
-from simpar.evidence.samples import Data, Peak, Sample, errors, sample_of
+from simpar.evidence.samples import MOST_ROWS, Data, Peak, Sample, errors, evenly, sample_of
 from simpar.specs.base import data_dir
 from simpar.specs.calibration import (
     BOUNDS,
@@ -144,6 +144,15 @@ def test_a_source_of_many_runs_weighs_little_more_than_one_run() -> None:
 
     assert compute(1) < 1.1
     assert compute(8) > 1.2
+
+
+@pytest.mark.parametrize("count", [1, 149, 150, 151, 299, 301, 1036])
+def test_of_a_large_source_as_many_runs_take_part_as_may(count: int) -> None:
+    """One run more than 150 does not halve a source."""
+    rows = evenly(count)
+    assert len(rows) == len({*rows}) == min(count, MOST_ROWS)
+    assert rows == sorted(rows)
+    assert 0 <= rows[0] <= rows[-1] < count <= rows[-1] + -(-count // len(rows))
 
 
 def test_left_out_errors_never_see_their_source() -> None:

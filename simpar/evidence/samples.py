@@ -7,7 +7,7 @@ step = compute * (matmul + attention) + memory * (memory-bound + optimizer) + co
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Container, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -213,6 +213,12 @@ def errors(data: Data, chosen: Sequence[Constant]) -> FloatArray:
     return np.asarray(predicted(data, chosen) / data.measured - 1.0)
 
 
+def evenly(count: int) -> list[int]:
+    """Of `count` rows, at most `MOST_ROWS`, evenly spaced."""
+    most = min(count, MOST_ROWS)
+    return [i * count // most for i in range(most)]
+
+
 def collect(
     files: Sequence[Path], workers: int, entries: tuple[Constant, ...], only: Container[str] = ANY, without: tuple[str, ...] = ()
 ) -> tuple[list[Sample], list[Peak]]:
@@ -228,11 +234,11 @@ def collect(
         for run in read_runs(file)
         if run.scenario is not None and not run.excluded and not run.skipped and not run.measured.out_of_memory
     ]
-    counts, rows = Counter(job[1] for job in jobs), defaultdict(list)
+    rows = defaultdict(list)
     for job in jobs:
         if only == ANY or job[1] in only:
             rows[job[1]].append(job)
-    kept = [job for source, members in rows.items() for job in members[:: -(-counts[source] // MOST_ROWS)]]
+    kept = [members[i] for members in rows.values() for i in evenly(len(members))]
     with ProcessPoolExecutor(workers, initializer=leave_out, initargs=(without,)) as pool:
         found = pool.map(seen_of, *zip(*kept, strict=True), chunksize=8)
         seen = list(track(found, "runs", len(kept)))
