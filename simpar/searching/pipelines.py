@@ -116,6 +116,7 @@ class Pipelines:
             self._stages[key] = Stages.of(self.pricing.kinds, self.stage_layers(pipeline, pp), (0,))
         return self._stages[key]
 
+    @kept
     def rank_blocks(self, pipeline: Pipeline, pp: int) -> IntArray:
         """Blocks of each rank, int array [ranks]."""
         shape = shape_of(pp, pipeline.virtual_stages, pipeline.schedule)

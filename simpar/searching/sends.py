@@ -16,6 +16,7 @@ from simpar.result.memory import receive_buffers
 from simpar.result.stage_ends import outputs_stay
 from simpar.searching.blocks import B, F, I, W
 from simpar.searching.choice import Choice, Group, Offload, Pipeline, State, Variant
+from simpar.searching.memo import kept
 from simpar.searching.shapes import shape_of
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Sends:
         """Seconds of a boundary tensor between the nearest pipeline ranks; 0 where boundaries differ (then only a bound)."""
         return self._send(group, batch, variant)[0]
 
+    @kept
     def loss(self, group: Group, batch: int, variant: Variant, style: str, *, least: bool = False) -> tuple[float, float]:
         """(Share of a send's time in which compute beside it makes no progress, its time over the shortest pass of a layer).
 
