@@ -74,7 +74,7 @@ def quantities() -> dict[Any, str]:
 
     shown = {
         units.Bytes: 'bytes (`"80 GB"`)', units.BytesPerSecond: 'bytes per second (`"400 Gb/s"`)', units.Seconds: 'time (`"5 us"`)',
-        units.FlopsPerSecond: 'FLOP/s (`"989 TFLOP/s"`)', units.Watts: 'power (`"700 W"`)', units.Hertz: 'frequency (`"1.98 GHz"`)',
+        units.FlopsPerSecond: 'FLOP/s (`"989 TFLOP/s"`)', units.Watts: 'power (`"700 W"`)',
     }  # fmt: skip
     return {annotation.__metadata__[0].func: text for annotation, text in shown.items()}
 

@@ -146,10 +146,17 @@ def _model(model: TransformerSpec) -> dict[str, Any]:
 
 
 def yaml_text(table: dict[str, Any]) -> str:
-    """A configuration as block YAML in its own order."""
+    """A configuration as block YAML in its own order, each text on one line, whatever it holds."""
     import yaml
 
-    text: str = yaml.safe_dump(table, sort_keys=False, allow_unicode=True, width=sys.maxsize)
+    class OneLine(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML is untyped
+        """Escapes line breaks: a part of a name must not read as a comment line of the file."""
+
+    def scalar(dumper: Any, text: str) -> Any:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
+
+    OneLine.add_representer(str, scalar)
+    text: str = yaml.dump(table, Dumper=OneLine, sort_keys=False, allow_unicode=True, width=sys.maxsize)
     return text.rstrip("\n")
 
 
