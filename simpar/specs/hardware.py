@@ -104,12 +104,8 @@ class NodeSpec(Spec):
         return HOST_SLOWDOWN.get(self.cpu, 1.0)
 
     @property
-    def layer_slowdown(self) -> float:
-        """The same of a framework's further time per layer (`layer_cpu_s`), over a usual host of this CPU.
-
-        Of Grace only launches are known to take longer. With this time lengthened as well 15 sources on Grace were 19 % off, as it
-        is 13 %; Megatron-LM without graphs on GB200 75 and 8 %.
-        """
+    def core_slowdown(self) -> float:
+        """The same over a usual host of this kind of CPU."""
         return self.host_slowdown / HOST_SLOWDOWN.get(self.cpu, 1.0)
 
 
