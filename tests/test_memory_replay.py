@@ -183,21 +183,3 @@ def test_a_replay_takes_milliseconds() -> None:
         replay(events_of(result, 0))
         spent.append(time.process_time() - start)
     assert sorted(spent)[2] < 0.06
-
-
-@pytest.mark.parametrize(("framework", "version", "stay"), [
-    ("torchtitan", "2025-10", True), ("torchtitan", "2025-11", False), ("nemo-automodel", "2026-01", True),
-    ("olmo-core", "2026-01", True),
-])  # fmt: skip
-def test_outputs_of_the_last_stage_stay_where_the_schedule_returns_them(framework: str, version: str, stay: bool) -> None:
-    """One more micro-batch on the last stage holds its 16-bit logits until torch was asked not to (torchtitan PR 1922)."""
-
-    def last(batch: int) -> float:
-        plan = {"pp": 4, "zero_stage": 1, "recompute": "full"}
-        training = BASE["training"] | {"sequence_length": 2048, "global_batch_size": 2 * batch}
-        table = {**BASE, "framework": framework, "framework_version": version, "plan": plan, "training": training}
-        priced = prepare(make_scenario(table))
-        return interpret(priced, longest_path(priced.program, priced.table)).memory[-1].allocated_bytes
-
-    logits, received = 2048 * 128256 * 2.0, 2048 * 4096 * 2.0  # what a stage receives goes through a buffer per micro-batch
-    assert last(16) - last(8) == pytest.approx(8 * ((logits if stay else 0.0) + received), rel=0.02)

@@ -110,9 +110,6 @@ TORCHTITAN: Final = (
     Row((2025, 10), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn")), "fused_norm": True},
         "torchtitan models/attention.py (PR 1776): cuDNN first everywhere; torch 2.9 has RMSNorm as one kernel (PR 153666), "
         "before that nn.RMSNorm and torchtitan's own are chains in fp32"),
-    Row((2025, 11), {"keeps_last_outputs": False},
-        "torchtitan PR 1922 (2025-10-22): schedules are stepped with return_outputs=False (torch PR 165822), so that the last "
-        "stage's outputs go with their micro-batch"),
     Row((2025, 12), {"unlisted_attention": ()},
         "torchtitan PR 2095: until then the list of per-op selective checkpointing had torch's flash and efficient attention, "
         "not cuDNN's"),
@@ -156,12 +153,11 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
     "olmo-core": (
         "torchtitan",
         (Row((2024, 9),
-             {"recompute_default": "none", "logits_fp32_copies_compiled": 1.0, "keeps_last_outputs": True,
+             {"recompute_default": "none", "logits_fp32_copies_compiled": 1.0,
               "loss_work": (*LOSS_WORK[:2], ("compiled", "cross_entropy", 8.0, 10.0))},
              "OLMo-core train/trainer.py (075a36a13): compile_loss in all its scripts; the logits but those of the last token are "
              "copied (contiguous) before the loss, whose gradient goes back into zeros of all of them; z-loss in the same graph; "
-             "nn/transformer/config.py: no checkpointing unless asked for; distributed/parallel/pipeline_parallel.py steps torch's "
-             "schedule as it is, which keeps the last outputs"),),
+             "nn/transformer/config.py: no checkpointing unless asked for"),),
     ),
     "nemo-automodel": (
         "torchtitan",
@@ -169,8 +165,7 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              {"fused_norm": True, "normed_bytes": 2.0, "fused_activation": True, "fused_clamp": True, "repeats_keys": False,
               "value_views": False, "expert_output_fp32": False, "fsdp_root": "tied", "pure_bf16": True,
               "fsdp_defers_reduction": True, "recompute_default": "none", "selective_recompute": ("core_attn",),
-              "keeps_last_outputs": True, "recompute_stops_early": True, "microbatch_per_stage": False,
-              "sequence_parallel_default": False,
+              "recompute_stops_early": True, "microbatch_per_stage": False, "sequence_parallel_default": False,
               "torch_ring": False, "only_cp_style": "", "loss": "unfused", "logits_fp32_copies": 2.5,
               "logits_fp32_copies_compiled": None, "ep_dispatcher": "deepep", "optimizer_kernel": "foreach",
               "optimizer_traffic_bytes": 46.0, "unlisted_attention": (), "adapters": "each",
@@ -181,8 +176,7 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              "dealing experts in turn, activations under torch.compile), loss/masked_ce.py (torch's cross-entropy of fp32 "
              "logits); models are made in the dtype of their file, bf16, and torch.optim.Adam without options runs in lists of "
              "operations (23 16-bit accesses a weight); norm, linear layers and attention are TransformerEngine's in the "
-             "benchmarked configurations; distributed/pipelining/autopipeline.py: schedule.step as it is, which keeps the last "
-             "outputs"),
+             "benchmarked configurations"),
          Row((2026, 1), {"fused_rope": True}, "AutoModel PR 897: TransformerEngine's fused rotary embedding"),
          Row((2026, 8), {"fused_rope": False}, "components/models/common/utils.py: rope_fusion is switched off for now")),
     ),
