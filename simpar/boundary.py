@@ -96,11 +96,7 @@ def _unpacked(data: bytes, path: Path, most: int) -> bytes:
 
 @contextmanager
 def streaming(path: Path, expected: str) -> Iterator[None]:
-    """While a file is read bit by bit: what goes wrong with it is one clear message.
-
-    Raises:
-        InputError: missing, a folder, not text, a damaged gzip file, or unreadable.
-    """
+    """What goes wrong while a file is read bit by bit is one InputError: missing, a folder, no text, damaged, unreadable."""
     try:
         yield
     except FileNotFoundError:

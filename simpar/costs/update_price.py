@@ -51,7 +51,7 @@ def update_price(layout: Layout, stages: Sequence[int], work: Pricing, norm_s: f
         seconds += norm_s + spec.host.optimizer_cpu_s * calibration.host
         spread = (("optimizer", 0.6 * seconds, 0.4 * seconds),)
         return KeyPrice(seconds, (("optimizer", seconds),), spread, 0.0, (), (("optimizer", Provenance.ASSUMED),))
-    kernel, each = layout.update_kernel
+    kernel, each = layout.optimizer.update_kernel(layout.framework.optimizer)
     parts = [scaled(work(OptimizerWork(own, each * kind.traffic(layout.weight_bytes), kernel)), calibration.memory)]
     blocks = [block for stage in stages for block in layout.stage_blocks[stage]]
     if more := sum(amount / ranks for amount, ranks in zip(more_moments(kind, blocks), shards, strict=True)):

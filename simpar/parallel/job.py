@@ -19,7 +19,7 @@ from simpar.specs.framework_options import dropout_of
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.losses import loss_of
 from simpar.specs.model import TransformerSpec
-from simpar.specs.optimizers import KERNEL_BYTES, KINDS, OptimizerKind
+from simpar.specs.optimizers import KINDS, OptimizerKind
 from simpar.specs.plan import PlanSpec, RecomputeSpec
 from simpar.specs.scenario import Scenario
 from simpar.specs.training import BASE_BYTES, BELOW_16_BITS, Part, TrainingSpec
@@ -272,8 +272,7 @@ class Job:
     @cached_property
     def casts(self) -> str:
         """Recipe of the casts to fp8 that are kernels of their own; "" = none."""
-        # Scales per row are torchao's, whatever the framework.
-        separate = self.framework.kernels.separate_casts or self.training.precision == "fp8-rowwise"
+        separate = self.framework.kernels.separate_casts or self.training.precision == "fp8-rowwise"  # torchao's anywhere
         if not self.training.narrow_in("linears") or not separate:
             return ""
         return GATHERED if self.training.precision == "fp8" and self.plan.zero_stage == 3 else self._dtype("linears")
@@ -356,8 +355,7 @@ class Job:
         """Bytes per weight on the wire where weights are gathered."""
         if self._full_precision:
             return 4.0
-        # torchao gathers weights with a scale per row in 16 bits, as its enable_fsdp_float8_all_gather takes one per tensor, and
-        # those of mxfp8 and nvfp4 (its MX linears have no hooks of FSDP; torchtitan components/quantization/nvfp4.md).
+        # torchao gathers one scale per tensor in 8 bits, scales per row and MX in 16 (enable_fsdp_float8_all_gather; nvfp4.md).
         wide = {"fp8-rowwise", "mxfp8", "nvfp4"} if self.framework.kernels.separate_casts else {"fp8-rowwise"}
         narrow = self.training.narrow_in("linears") and self.training.precision not in wide
         return 1.0 if narrow and self.plan.zero_stage == 3 else 2.0
@@ -393,17 +391,10 @@ class Job:
         return (own.gradients_to_host and self.states_away) or (own.states_follow_parameters and offload.parameters)
 
     @property
-    def update_kernel(self) -> tuple[str, float]:
-        """How an update goes over the weights, and the HBM bytes that Adam's moves for each."""
-        own, chosen = self.framework.optimizer, self.optimizer.kernel
-        if chosen in ("", own.optimizer_kernel):
-            return own.optimizer_kernel, own.optimizer_traffic_bytes
-        return chosen, KERNEL_BYTES[chosen]
-
-    @property
     def update_bytes(self) -> float:
         """Bytes per updated weight that exist during the update only."""
         if self.training.optimizer_in_backward:
             return 0.0
-        between = self.update_kernel[0] == "foreach" and self.training.optimizer in ("adamw", "adam", "adamw-foreach")
+        kernel, _ = self.optimizer.update_kernel(self.framework.optimizer)
+        between = kernel == "foreach" and self.training.optimizer in ("adamw", "adam", "adamw-foreach")
         return self.framework.optimizer.update_bytes + (self.weight_bytes if between else 0.0)

@@ -309,13 +309,14 @@ class Layout(Job):
 
     def block_parameters(self, stage: int, first: int, last: int, *, trainable: bool = False) -> tuple[float, float]:
         """(dense, expert) weights of blocks [first, last) of a stage on one rank; of those, the trained ones."""
-        blocks = self.stage_blocks[stage][first:last]
-        parts = [self.trained(b) if trainable else (b.dense_parameters, b.expert_parameters) for b in blocks]
-        return sum(dense for dense, _ in parts), sum(expert for _, expert in parts)
+        return self._weights(self.stage_blocks[stage][first:last], trainable=trainable)
 
     def held_parameters(self, stages: Iterable[int], *, trainable: bool = False) -> tuple[float, float]:
         """The same of all blocks of some stages."""
-        parts = [self.block_parameters(s, 0, len(self.stage_blocks[s]), trainable=trainable) for s in stages]
+        return self._weights((block for s in stages for block in self.stage_blocks[s]), trainable=trainable)
+
+    def _weights(self, blocks: Iterable[LocalBlock], *, trainable: bool) -> tuple[float, float]:
+        parts = [self.trained(b) if trainable else (b.dense_parameters, b.expert_parameters) for b in blocks]
         return sum(dense for dense, _ in parts), sum(expert for _, expert in parts)
 
     def trained(self, block: LocalBlock) -> tuple[float, float]:
@@ -354,8 +355,6 @@ class Layout(Job):
     def buckets(self, stage: int, *, bucketed: bool) -> tuple[tuple[int, int], ...]:
         """Blocks of a stage as gradient buckets [first, last), last block first (the order of the backward)."""
         blocks = self.stage_blocks[stage]
-        if not blocks:
-            return ()
         size = self.framework.bucket_elements(self.data_ranks, self.state_bytes.bucket) if bucketed else float("inf")
         found, last, held = [], len(blocks), 0.0
         for first in range(len(blocks) - 1, -1, -1):
@@ -377,8 +376,7 @@ class Layout(Job):
             name = {"dp": "dp_cp", "embedding": "pp"}.get(dimension, dimension)
             sized = dimension in ("shard", "replica", "expert_shard", "expert_replica")
             shard = self.shard_ranks if sized else None
-            nodes = self.scenario.cluster.num_nodes
-            self._placements[dimension] = self.mesh.placement(name, self.hardware, nodes, shard)
+            self._placements[dimension] = self.mesh.placement(name, self.hardware, self.scenario.cluster.num_nodes, shard)
         return self._placements[dimension]
 
     @cached_property

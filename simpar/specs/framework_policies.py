@@ -64,8 +64,7 @@ class Kernels(Policy):
         attention_head_dim: (architecture or "", widest head, kernel of wider ones); of those that apply the last counts.
         sdpa: attention is torch's scaled_dot_product_attention, to which a window comes as a mask (parallel/local_layer.py).
         unlisted_attention: kernels that per-op selective checkpointing does not save, so that they run again.
-        listed_exchanges: whose exchanges of tokens between expert-parallel ranks it saves: of no model, of those that do not
-            normalise queries and keys by head (torchtitan's Qwen3 had a list of its own), of all.
+        listed_exchanges: of which models it saves what expert ranks exchange: none, those without norms of queries and keys, all.
         te_scaling: TransformerEngine's one scale of a tensor: from steps before (delayed), of its values (current); "" = none.
         fp8_weight_cache: under fp8 the fp8 copies of 16-bit weights are kept, for all micro-batches of a step.
         fp8_dispatch: under fp8 tokens travel to their experts in fp8.
@@ -337,10 +336,8 @@ class Pipeline(Policy):
         input_gradient_releases: a backward in two parts frees after the input gradient all but what weight gradients need (a store
             of matmul inputs and output gradients: zero-bubble's fork, DualPipe, Megatron); False: torch's pipelining keeps the
             whole graph until the weight gradient.
-        keeps_stage_outputs: the pipeline engine holds every stage output until its backward (DeepSpeed; Megatron before
-            deallocate_pipeline_outputs).
-        frees_stage_inputs: the input of a pipeline stage is given back after its forward (the opposite: what its first norm saves
-            of it is not kept).
+        keeps_stage_outputs: every stage output is held until its backward (DeepSpeed; Megatron before deallocate_pipeline_outputs).
+        frees_stage_inputs: the input of a pipeline stage is given back after its forward, what its first norm saves of it too.
         keeps_last_outputs: the logits of every micro-batch stay to the end of the step (torch.distributed.pipelining).
         receive_buffers_per_microbatch: every micro-batch has receive buffers of its own, made before the first (the same).
     """

@@ -106,15 +106,12 @@ _MEGATRON: Final = (
         {"attention_head_dim": (("blackwell", 192, "fa2"), ("", 256, "unfused"))},
         "TransformerEngine fused_attn.cpp: heads of 192 and 128 train on sm_100 from cuDNN 9.11 on (NGC 25.07), of 256 from 9.23 "
         "on; until then get_attention_backend is left with FlashAttention 2 (head_dim_qk <= 256 on sm_100)"),
-    Row((2025, 10),
-        {"saves_exchanged_output": True, "one_queue": False},
+    Row((2025, 10), {"saves_exchanged_output": True, "one_queue": False},
         "TransformerEngine 2.8: attention with all-to-all context parallelism saves its output before the exchange; Megatron-LM "
         "arguments.py: Megatron-FSDP refuses CUDA_DEVICE_MAX_CONNECTIONS=1"),
-    Row((2025, 11),
-        {"grouped_weight_gradients": "shapes"},
+    Row((2025, 11), {"grouped_weight_gradients": "shapes"},
         "TransformerEngine 2.10: grouped linear layers use the placeholders too"),
-    Row((2026, 1),
-        {"layer_slows": False},
+    Row((2026, 1), {"layer_slows": False},
         "TransformerEngine's linear took the host 90 to 100 us on Grace, 2.4 to 2.7 times torch's (issue 2053, 2025-08), and takes "
         "nearly what torch's does since (issue 2126, 2026-01)"),
 )  # fmt: skip

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
+
+if TYPE_CHECKING:
+    from simpar.specs.framework_policies import Optimizer
 
 ADAM_BYTES: Final = 34.0
 """HBM bytes per weight of a fused Adam step: gradient read (4), and once more for its norm (4), fp32 weight read and written (8),
@@ -45,6 +48,12 @@ class OptimizerKind:
         """This kind for weights that are kept in `weight_bytes` (torch.optim: states in the weight's dtype)."""
         share = 1.0 if self.own_width else weight_bytes / 4.0
         return replace(self, moments=self.moments * share, other_moments=self.other_moments * share)
+
+    def update_kernel(self, usual: Optimizer) -> tuple[str, float]:
+        """How an update goes over the weights, and the HBM bytes that Adam's moves for each; `usual` is the framework's policy."""
+        if self.kernel in ("", usual.optimizer_kernel):
+            return usual.optimizer_kernel, usual.optimizer_traffic_bytes
+        return self.kernel, KERNEL_BYTES[self.kernel]
 
     def traffic(self, weight_bytes: float = 4.0) -> float:
         """HBM bytes of a step per weight of a matrix, over those of Adam in fp32; `more_moments` are read and written besides.
