@@ -309,14 +309,13 @@ class Layout(Job):
 
     def block_parameters(self, stage: int, first: int, last: int, *, trainable: bool = False) -> tuple[float, float]:
         """(dense, expert) weights of blocks [first, last) of a stage on one rank; of those, the trained ones."""
-        return self._weights(self.stage_blocks[stage][first:last], trainable=trainable)
+        blocks = self.stage_blocks[stage][first:last]
+        parts = [self.trained(b) if trainable else (b.dense_parameters, b.expert_parameters) for b in blocks]
+        return sum(dense for dense, _ in parts), sum(expert for _, expert in parts)
 
     def held_parameters(self, stages: Iterable[int], *, trainable: bool = False) -> tuple[float, float]:
         """The same of all blocks of some stages."""
-        return self._weights((block for s in stages for block in self.stage_blocks[s]), trainable=trainable)
-
-    def _weights(self, blocks: Iterable[LocalBlock], *, trainable: bool) -> tuple[float, float]:
-        parts = [self.trained(b) if trainable else (b.dense_parameters, b.expert_parameters) for b in blocks]
+        parts = [self.block_parameters(s, 0, len(self.stage_blocks[s]), trainable=trainable) for s in stages]
         return sum(dense for dense, _ in parts), sum(expert for _, expert in parts)
 
     def trained(self, block: LocalBlock) -> tuple[float, float]:
