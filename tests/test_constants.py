@@ -410,3 +410,4 @@ def test_what_was_read_off_runs_stands_in_the_registry_as_it_is_used() -> None:
     assert {"megatron-core", "nanotron", "transformers"} == set(host)
     assert layers == {family: value for (name, family), value in entries.items() if name == "host.layer_s"}
     assert entries["host.expert_layer_s", "megatron-core"] == host["megatron-core"].expert_layer_cpu_s
+    assert entries["host.layer_slowdown", "megatron-core"] == host["megatron-core"].layer_slowdown

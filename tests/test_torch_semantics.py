@@ -148,8 +148,8 @@ def test_a_slow_host_launches_slower() -> None:
 
 @pytest.mark.parametrize(("month", "slows"), [("2025-12", True), ("2026-01", False)])
 def test_a_slower_core_does_not_lengthen_what_the_host_waits_for(month: str, slows: bool) -> None:
-    """The wait for the tokens of each expert is the device's and other ranks' time; launches are 2.6 times as long, modules until
-    TransformerEngine's took Grace no longer than others."""
+    """The wait for the tokens of each expert is the device's and other ranks' time; launches are 2.6 times as long, modules only
+    until 2026."""
     from simpar.costs.host import ATTENTION_SHARE
     from simpar.costs.pricer import LayoutPricer
     from simpar.step import cost_models

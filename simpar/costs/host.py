@@ -76,8 +76,9 @@ def launch_seconds(layout: Layout, price: BlockPrice, phase: str) -> float:
     if layout.compiled:
         return slow * price.kernels * spec.host.compiled_launch_s + beside
     forwards = 1.0 if phase == "F" else passes - 1.0
-    core = layout.hardware.node.core_slowdown * layout.calibration.host
-    own = (slow if spec.host.layer_slows else core) * spec.host.layer_cpu_s
+    known = spec.host.layer_slowdown
+    own = slow if known is None else known * layout.hardware.node.core_slowdown * layout.calibration.host
+    own *= spec.host.layer_cpu_s
     host = price.kernels * each + beside + passes * own + slow * forwards * price.pairs * spec.host.adapter_cpu_s
     if price.containers and "op" in layout.recompute.modules:
         host += slow * spec.host.op_layer_cpu_s[phase != "F"]

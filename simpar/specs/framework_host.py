@@ -16,7 +16,7 @@ class Host(Policy):
         backward_launch_s: the same from the autograd engine (C++).
         compiled_launch_s: per kernel inside a compiled graph.
         layer_cpu_s: further host time per layer and pass: module calls, hooks, autograd functions, checkpoint bookkeeping.
-        layer_slows: whether that takes as much longer on another kind of CPU as a launch does.
+        layer_slowdown: how many times that takes on another kind of CPU; None = as much longer as a launch does.
         op_layer_cpu_s: host time that a policy which decides op by op what a checkpointed layer keeps adds to its forward and
             to its backward where operations are dispatched eagerly (torch's create_selective_checkpoint_contexts: modes in Python).
         expert_layer_cpu_s: host time of a forward in which it waits for the tokens of each expert (`Layout.host_counts_tokens`).
@@ -39,7 +39,7 @@ class Host(Policy):
     backward_launch_s: float = 6e-6
     compiled_launch_s: float = 3e-6
     layer_cpu_s: float = 150e-6
-    layer_slows: bool = True
+    layer_slowdown: float | None = None
     op_layer_cpu_s: tuple[float, float] = (0.0, 0.0)
     expert_layer_cpu_s: float = 0.0
     collective_cpu_s: float = 50e-6

@@ -111,9 +111,9 @@ _MEGATRON: Final = (
         "arguments.py: Megatron-FSDP refuses CUDA_DEVICE_MAX_CONNECTIONS=1"),
     Row((2025, 11), {"grouped_weight_gradients": "shapes"},
         "TransformerEngine 2.10: grouped linear layers use the placeholders too"),
-    Row((2026, 1), {"layer_slows": False},
+    Row((2026, 1), {"layer_slowdown": 1.0},
         "TransformerEngine's linear took the host 90 to 100 us on Grace, 2.4 to 2.7 times torch's (issue 2053, 2025-08), and takes "
-        "nearly what torch's does since (issue 2126, 2026-01)"),
+        "nearly torch's since (issue 2126, 2026-01); what a layer takes on Grace then is read off runs (host.layer_slowdown)"),
 )  # fmt: skip
 
 _BF16_OPTIMIZER: Final = "DeepSpeed engine.py, bf16 without ZeRO is bf16_optimizer.py's, whose fp32 states are sharded (PR 1801)"
