@@ -811,7 +811,10 @@ def test_bf16_without_zero_shards_states_where_the_framework_does() -> None:
     assert older.scenario.plan.zero_stage == 0
 
 
-@pytest.mark.parametrize(("words", "dealt"), [("force-balanced (even)", True), ("round-robin", True), ("uneven, balanced", None)])
+@pytest.mark.parametrize(
+    ("words", "dealt"),
+    [("force-balanced (even)", True), ("round-robin", True), ("uneven, balanced", None), ("even, by a bias", None)],
+)
 def test_a_balance_that_deals_experts_in_turn(words: str, dealt: bool | None) -> None:
     assert _routing(words, "pretrain").get("in_turn") is dealt
 

@@ -385,7 +385,7 @@ def _routing(text: str, task: str) -> dict[str, Any]:
         # Fine-tuning keeps the router of its checkpoint. One that has not been trained spreads loads by about their mean, as in the
         # first steps of a pre-training.
         table = {"kind": "lognormal", **({"spread": 1.0} if "random init" in text else {})}
-    elif re.search(r"round[- ]robin|\bin turn\b|\beven\b", text):
+    elif re.search(r"round[- ]robin|\bin turn\b|\(even\)|_type\W+even\b", text):
         table["in_turn"] = True  # Primus' moe_router_force_load_balancing_type: even
     if capacity or "token drop" in text or "token-drop" in text:
         table["capacity_factor"] = float(capacity[1]) if capacity else 1.0
