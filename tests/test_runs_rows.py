@@ -267,11 +267,21 @@ def test_precision_of_a_gpu_without_bf16() -> None:
         ({"gpu": "AMD Instinct MI250X", "gpu_mem_gb": 64}, "mi250x"), ({"gpu": "MI325X"}, "mi325x"),
         ({"gpu": "MI355X OAM"}, "mi355x"), ({"gpu": "MI355"}, "mi355x"), ({"gpu": "AMD MI300", "gpu_mem_gb": 192}, "mi300x"),
         ({"gpu": "MI300", "gpus_per_node": 8}, "mi300x"),
-        ({"gpu": "B300 SXM"}, "dgx-b300"),
+        ({"gpu": "B300 SXM"}, "dgx-b300"), ({"gpu": "A800 80GB PCIe"}, "a100-pcie"), ({"gpu": "A800-SXM4-80GB"}, "hgx-a800"),
+        ({"gpu": "RTX A6000 (48 GB)"}, "rtx-a6000"), ({"gpu": "NVIDIA L4 24GB"}, "l4"), ({"gpu": "NVIDIA A40-48G"}, "a40"),
     ],
 )  # fmt: skip
 def test_names_of_gpus(changes: dict[str, Any], profile: str) -> None:
     assert machine_of(row(**{"gpu_mem_gb": None, **changes})).cluster["hardware"] == profile
+
+
+@pytest.mark.parametrize(
+    ("gpu", "scale"),
+    [("A10G", None), ("A10G 24GB", None), ("GH200 480GB", None), ("NVIDIA GH200 480GB", None), ("A100-PCIE-40GB", 0.505)],
+)
+def test_memory_in_a_gpu_s_name(gpu: str, scale: float | None) -> None:
+    found = machine_of(row(gpu=gpu, gpu_mem_gb=None)).cluster.get("memory_scale")
+    assert found == (None if scale is None else pytest.approx(scale, rel=1e-2))
 
 
 @pytest.mark.parametrize("gpu", ["Trainium2", "Gaudi 3", "A30", "RTX 5080", "MI210", "Ascend 910B"])

@@ -58,6 +58,7 @@ MACHINES: Final = (
     MachineRule("H100.*", "gcp-a3-mega-h100", r"tcpx|a3[- ]mega|\bGCP\b|gpu-recipes"),
     MachineRule("H100.*", "grand-teton-h100-roce", r"grand teton|\bRoCE"),
     MachineRule("H100.*", "dgx-h100"),
+    MachineRule("A800.*PCIe.*", "a100-pcie"),  # the A100's, but for its NVLink bridge
     MachineRule("A800.*", "hgx-a800"),
     MachineRule("A100.*", "a100-pcie", r"A100[ -]PCIe|\bPCIe A100"),
     MachineRule("A100.*PCIe.*", "a100-pcie"),
@@ -133,6 +134,8 @@ are its own."""
 _OF_A_GPU: Final = re.compile(r"(per|/|each)\s*GPU", re.IGNORECASE)
 _OF_A_NODE: Final = re.compile(r"(per|/|each)\s*(node|server|host|machine|instance)", re.IGNORECASE)
 
+_MEMORY_LAST: Final = re.compile(r"[\s(,-]+\d+\s*G(?:i?B)?\)?$", re.IGNORECASE)
+
 
 def node_gigabits(text: str, gpus_per_node: int) -> float | None:
     """Network bandwidth of one node that `text` states, in Gb/s and one direction, or None.
@@ -193,13 +196,20 @@ class Machine:
 
 
 def chip_name(text: str) -> str:
-    """The GPU's name without a leading number and makers' and product lines' names.
+    """The GPU's name without a leading number, makers' and product lines' names, and a memory at its end.
 
-    >>> chip_name("8 x NVIDIA A100-SXM4-40GB")
-    'A100-SXM4-40GB'
+    >>> chip_name("8 x NVIDIA A100-SXM4-40GB"), chip_name("RTX A6000 (48 GB)")
+    ('A100-SXM4', 'RTX A6000')
     """
     words = r"(?:\d+\s*[x×]\s*|(?:NVIDIA|AMD|Google|Cloud|Tesla|Instinct|GeForce|Quadro|Radeon|HGX|DGX)\b[\s-]*)+"
-    return re.sub(f"^{words}", "", text.strip(), flags=re.IGNORECASE).strip()
+    name = re.sub(f"^{words}", "", text.strip(), flags=re.IGNORECASE)
+    return _MEMORY_LAST.sub("", name).strip() or name.strip()
+
+
+def _named_memory(text: str) -> int | None:
+    """GB of memory in a GPU's name, of which an A10G says none and a GH200 480GB its CPU's (Grace Hopper data sheet: LPDDR5X)."""
+    found = re.search(r"(?<![a-z\d])(\d+)\s*G(?:i?B)?\b", text, re.IGNORECASE)
+    return int(found[1]) if found and not re.search(r"GH200.*\b480", text, re.IGNORECASE) else None
 
 
 def machine_of(row: Row) -> Machine:
@@ -213,8 +223,8 @@ def machine_of(row: Row) -> Machine:
         raise CannotExpress("the GPU is not stated")
     if not row.get("n_gpus"):
         raise CannotExpress("the number of GPUs is not stated")
-    if not row.get("gpu_mem_gb") and (named := re.search(r"(\d+)\s*G(?:i?B)?\b", gpu, re.IGNORECASE)):
-        row = {**row, "gpu_mem_gb": int(named[1])}
+    if not row.get("gpu_mem_gb") and (named := _named_memory(str(row["gpu"]))):
+        row = {**row, "gpu_mem_gb": named}
     profile = _profile_of(row, gpu)
     if profile is None:
         raise CannotExpress(f"no hardware profile for GPU {gpu!r}")
