@@ -445,10 +445,35 @@ def test_a_step_time_from_flops_alone(words: str, attention: float) -> None:
     assert run.measured.step_time_s == pytest.approx(128 * 8192 * per_token / (64 * 400e12), rel=1e-3)
 
 
-@pytest.mark.parametrize("words", ["hardware FLOPs", "model FLOPs with recomputation", None])
+@pytest.mark.parametrize(
+    ("words", "recompute", "attention", "passes"),
+    [
+        ("hardware FLOPs", "full", 1.0, 4), ("HFU, causal", "full", 0.5, 4), ("hardware FLOPs", "none", 1.0, 3),
+    ],
+)  # fmt: skip
+def test_hardware_flops_have_what_is_recomputed(words: str, recompute: str, attention: float, passes: int) -> None:
+    run = run_of(row(step_time_s=None, tflops_per_gpu=400.0, tflops_def=words, recompute=recompute))
+    layers = 2 * 32 * (4096 * (4096 + 1024) * 2 + 3 * 4096 * 14336) + 4 * 32 * 4096 * 8192 * attention
+    per_token = passes * layers + 6 * 4096 * 128256
+    assert run.measured.step_time_s == pytest.approx(128 * 8192 * per_token / (64 * 400e12), rel=1e-3)
+
+
+@pytest.mark.parametrize("peak", [312.0, None])
+def test_a_step_time_from_a_share_of_the_peak_alone(peak: float | None) -> None:
+    run = run_of(row(step_time_s=None, mfu=40.0, mfu_def="non-causal model FLOPs", peak_tflops_used=peak))
+    same = run_of(row(step_time_s=None, tflops_per_gpu=0.4 * (peak or 989.4), tflops_def="non-causal model FLOPs"))
+    assert run.measured.step_time_s == pytest.approx(same.measured.step_time_s, rel=1e-3)
+    assert run.measured.step_time_from == "mfu"
+
+
+@pytest.mark.parametrize("words", ["model FLOPs with recomputation", None])
 def test_other_flops_tell_no_step_time(words: str | None) -> None:
     run = run_of(row(step_time_s=None, tflops_per_gpu=400.0, tflops_def=words))
-    assert run.skipped.startswith("nothing measured: TFLOP/s alone")
+    assert run.skipped.startswith("nothing measured: TFLOP/s or MFU alone")
+    assert run_of(row(step_time_s=None, mfu=40.0, mfu_def=words)).skipped.startswith("nothing measured: TFLOP/s or MFU alone")
+    assert (
+        run_of(row(step_time_s=None, tflops_per_gpu=4.0, tflops_def="hardware", recompute="selective")).measured.step_time_s is None
+    )
     assert run_of(row(tflops_per_gpu=400.0, tflops_def="causal")).measured.step_time_s == 5.0
 
 
@@ -722,6 +747,29 @@ def test_adapters_are_where_a_run_says(task: str, modules: str) -> None:
     run = run_of(row(task=task, framework="transformers", framework_version="2025-06"))
     assert run.scenario is not None, run.skipped
     assert run.scenario.training.lora_modules == modules
+
+
+@pytest.mark.parametrize(
+    ("changes", "rank", "modules", "base"),
+    [
+        ({"task": "LoRA", "notes": "r=64, alpha 16"}, 64, "attention", "auto"),
+        ({"task": "qlora", "precision": "4bit"}, 16, "attention", "nf4"),
+        ({"task": "sft (QLoRA, rank 8, all-linear)"}, 8, "all", "nf4"),
+        ({"task": "sft", "lora_rank": 32, "lora_modules": "q_proj v_proj", "quantization": "int8"}, 32, "qv", "int8"),
+        ({"task": "sft", "lora_r": "8", "lora_target_modules": "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"}, 8, "all",
+         "auto"),
+    ],
+)  # fmt: skip
+def test_adapters_of_any_spelling(changes: dict[str, Any], rank: int, modules: str, base: str) -> None:
+    given = row(**{"framework": "transformers", "framework_version": "2025-06", "tp": 1, "pp": 1, "vpp": None, "sp": None, "dp": 64,
+                   "zero_stage": 0, **changes})  # fmt: skip
+    training = run_of(given).scenario.training  # type: ignore[union-attr]
+    assert (training.trainable, training.lora_rank, training.lora_modules, training.base_weights) == ("lora", rank, modules, base)
+
+
+@pytest.mark.parametrize("changes", [{"task": "sft"}, {"task": "sft, no LoRA"}, {"task": "pretrain", "notes": "LoRA is elsewhere"}])
+def test_a_run_without_adapters_trains_all_weights(changes: dict[str, Any]) -> None:
+    assert run_of(row(**changes)).scenario.training.trainable == "all"  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Seconds per step of a run that prints nothing but TFLOP/s: the FLOPs that it says it counts, of the model that it trained."""
+"""Seconds per step of a run that prints nothing but TFLOP/s or MFU: the FLOPs that it says it counts, of its own model."""
 
 from __future__ import annotations
 
@@ -6,29 +6,50 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from simpar.parallel.layout import Layout
+from simpar.parallel.layout import Layout, recomputed_flops
+from simpar.result.ideal import mfu_peak_flops_per_s
 from simpar.specs.scenario import Scenario
 
 Row = Mapping[str, Any]
 
-_HARDWARE: Final = re.compile(r"hardware|(?<!no )(?<!without )recomput|\bhfu\b", re.IGNORECASE)
+_HARDWARE: Final = re.compile(r"hardware|\bhfu\b", re.IGNORECASE)
+_AGAIN: Final = re.compile(r"(?<!no )(?<!without )recomput", re.IGNORECASE)
 _WHOLE: Final = re.compile(r"non-?causal|full attention|whole (?:score|attention)|12\s*[*x·]?\s*l\b", re.IGNORECASE)
 _CAUSAL: Final = re.compile(r"causal|\bmodel\b", re.IGNORECASE)
-UNCOUNTED: Final = "TFLOP/s alone, and tflops_def does not say of what: model FLOPs, with causal or with full attention"
+UNCOUNTED: Final = (
+    "TFLOP/s or MFU alone, and tflops_def or mfu_def does not say of what: model FLOPs, with causal or with full attention, or "
+    "hardware FLOPs"
+)
 
 
 def seconds_from_flops(row: Row, scenario: Scenario) -> float | None:
-    """Seconds of a step whose model FLOPs run at the stated rate; None where that counts others or does not say.
+    """Seconds of a step whose FLOPs run at the stated rate; None where that counts others or does not say.
 
-    Attention is causal, half of the score matrix, unless the row says that it is counted whole, as recent papers do.
+    Model FLOPs have causal attention, half of the score matrix, unless the row says that it is counted whole, as recent papers do.
+    Hardware FLOPs have it whole unless the row says causal, and layers that are recomputed once more, as Narayanan et al. 2021
+    (arXiv 2104.04473, appendix) count them.
     """
-    stated, words = row.get("tflops_per_gpu"), str(row.get("tflops_def") or "")
-    whole = _WHOLE.search(words) is not None
-    if not stated or _HARDWARE.search(words) or not (whole or _CAUSAL.search(words)):
-        return None
     layout = Layout.of(scenario, scenario.plan.pp * scenario.plan.virtual_stages)
+    rate, words = _rate(row, layout)
+    hardware = _HARDWARE.search(words) is not None
+    whole = _WHOLE.search(words) is not None or (hardware and not re.search(r"causal", words, re.IGNORECASE))
+    if not rate or (not hardware and (_AGAIN.search(words) or not (whole or _CAUSAL.search(words)))):
+        return None
     flops = layout.model_flops + (layout.attention_model_flops if whole else 0.0)
-    return flops / (stated * 1e12 * scenario.world_size)
+    if hardware:
+        if layout.recompute.granularity == "selective":
+            return None
+        again = layout.attention_model_flops / 3.0 if whole and layout.recompute.granularity == "full" else 0.0
+        flops += recomputed_flops(layout) + again  # a layer's attention is a third of its forward and backward
+    return flops / (rate * scenario.world_size)
+
+
+def _rate(row: Row, layout: Layout) -> tuple[float, str]:
+    """FLOP/s of a GPU that `row` states, as such or as a share of a peak, and what it says it counts."""
+    if stated := row.get("tflops_per_gpu"):
+        return stated * 1e12, str(row.get("tflops_def") or "")
+    peak = (row.get("peak_tflops_used") or 0.0) * 1e12 or mfu_peak_flops_per_s(layout)
+    return (row.get("mfu") or 0.0) / 100.0 * peak, str(row.get("mfu_def") or "")
 
 
 __all__ = ["UNCOUNTED", "seconds_from_flops"]

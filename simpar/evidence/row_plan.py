@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from simpar.evidence.row_adapters import adapted, adapters_of
 from simpar.evidence.row_complete import RATE_ALONE
 from simpar.evidence.row_framework import attention_of, narrow_modules, stated_precision
 from simpar.evidence.row_machine import CannotExpress
@@ -72,9 +73,6 @@ LOSSES: Final = (
 )
 """Pattern in the notes -> the loss that a run names."""
 
-_SEVERAL_ADAPTERS: Final = 4
-"""Of runs that hold several and say no number: prime-rl's benchmarks/scripts/run_single_benchmark.py (MAX_LORAS)."""
-
 MOST_MICRO_BATCHES: Final = 8192
 """A step of more is a slip of units: a batch counted in tokens."""
 
@@ -136,7 +134,7 @@ def _cp_style(row: Row, framework: FrameworkSpec) -> str:
     if framework.conventions.only_cp_style:
         return framework.conventions.only_cp_style
     stated = str(row.get("cp_type") or "")
-    if str(row.get("task") or "").startswith("lora") and (not stated or " or " in stated):
+    if adapted(row) and (not stated or " or " in stated):
         return framework.conventions.adapter_cp_style
     return _first(CP_STYLES, stated) or "ring"
 
@@ -280,11 +278,11 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
         table["document_lengths"] = row["document_tokens"]
     if dtype := re.search(r"fp32|bf16|fp16", str(row.get("grad_dtype") or "")):
         table["gradient_dtype"] = dtype[0]
-    if task.startswith("lora"):
+    if adapted(row):
         # 16-bit weights that are frozen say nothing of the adapters; whether these are multiplied under autocast may stand there.
         if not re.search(r"no autocast|without autocast", f"{row.get('precision')} {row.get('notes')}", re.IGNORECASE):
             table.pop("pure_bf16", None)
-        table |= _adapters(f"{task} {row.get('notes') or ''}", str(row.get("precision") or ""), framework)
+        table |= adapters_of(row, framework)
     return table, notes
 
 
@@ -326,26 +324,6 @@ def _states(row: Row, framework: FrameworkSpec, optimizer: str) -> dict[str, Any
         }
     if "optimizer in backward" in texts and "optimizer_in_backward" in framework.conventions.abilities:
         table["optimizer_in_backward"] = True
-    return table
-
-
-def _adapters(text: str, precision: str, framework: FrameworkSpec) -> dict[str, Any]:
-    """Low-rank adaptation as a run describes it."""
-    rank, several = re.search(r"rank (\d+)", text), re.search(r"(\d+) adapters", text)
-    table: dict[str, Any] = {"trainable": "lora", "lora_rank": int(rank[1]) if rank else 16}
-    if re.search(r"all attention and MLP|all.linear|every linear", text, re.IGNORECASE):
-        table["lora_modules"] = "all"
-    elif re.search(r"\bq(_proj)?\s*(,|and|\+|/|&)\s*v(_proj)?\b", text, re.IGNORECASE):
-        table["lora_modules"] = "qv"
-    elif re.search(r"mlp (layers |matmuls )?(alone|only)|gate(_proj)?\W+(and )?up(_proj)?\W+(and )?down", text, re.IGNORECASE):
-        table["lora_modules"] = "mlp"
-    if dropped := re.search(r"lora[\w ,-]*?dropout (?:of )?(0?\.\d+)", text, re.IGNORECASE):
-        table["lora_dropout"] = float(dropped[1])
-    if several or "several adapters" in text:
-        table["lora_adapters"] = int(several[1]) if several else _SEVERAL_ADAPTERS
-    base = _first(((r"nf4|qlora|4-?bit", "nf4"), (r"int8|8-?bit base", "int8")), f"{text} {precision}")
-    if base and "quantised_base" in framework.conventions.abilities:
-        table["base_weights"] = base
     return table
 
 

@@ -118,9 +118,10 @@ def _flat_run(raw: Row, fallback_id: str) -> Run:
         skipped = f"a column has an unexpected value: {error}"
     if run.scenario is not None and not skipped and run.measured.step_time_s is None:
         seconds = seconds_from_flops(row, run.scenario)
-        run = replace(run, measured=replace(run.measured, step_time_s=seconds, step_time_from="tflops_per_gpu" if seconds else ""))
+        source = ("tflops_per_gpu" if row.get("tflops_per_gpu") else "mfu") if seconds else ""
+        run = replace(run, measured=replace(run.measured, step_time_s=seconds, step_time_from=source))
     if not skipped and not run.measured.anything:
-        nothing = f"nothing measured: {UNCOUNTED}" if row.get("tflops_per_gpu") else "nothing measured"
+        nothing = f"nothing measured: {UNCOUNTED}" if row.get("tflops_per_gpu") or row.get("mfu") else "nothing measured"
         skipped = "; ".join((nothing, *values.notes))
     return replace(run, skipped=skipped, assumptions=tuple(notes))
 
