@@ -303,6 +303,7 @@ def test_families_that_normalise_queries_and_keys(name: str, normed: bool) -> No
     [
         ("apex fused cross entropy", "fused"), ("flash-attn's xentropy kernel", "fused"), ("fused linear cross entropy", "linear"),
         ("no fused cross entropy", "auto"), ("unfused cross entropy", "unfused"), ("", "auto"),
+        ("fused RMSNorm, rotary embedding and cross entropy", "fused"),
     ],
 )  # fmt: skip
 def test_losses_in_words(notes: str, loss: str) -> None:
@@ -610,6 +611,10 @@ def test_a_trainer_under_deepspeed_runs_as_deepspeed(stated: str, fsdp: str, nam
         ("Liger norm, rotary and activation", True),
         ("no liger", False),
         ("foak-fast-kernels; Liger fused linear cross entropy", ("norm", "rope")),
+        ("flash-attn's fused RMSNorm, cross entropy and rotary", ("norm", "rope")),
+        ("xformers' SwiGLU", ("activation",)),
+        ("fused rope / SwiGLU / RMSNorm", True),
+        ("fused AdamW, gradient norm of 1.0; no fused RMSNorm", False),
     ],
 )
 def test_a_library_s_kernels_are_read_beside_16_bit_weights(notes: str, fused: bool | tuple[str, ...]) -> None:

@@ -65,6 +65,14 @@ OPTIMIZERS: Final = (
     (r"adam", "adam"),
 )
 
+_KERNEL: Final = (
+    r"(?:rms-?norm|layer-?norm|norm|rotary(?: (?:position )?embeddings?)?|rope|swi-?glu|activations?|"
+    r"(?:linear )?cross.entropy|adamw)s?"
+)
+_FUSED: Final = re.compile(rf"(?<!no )\bfused ({_KERNEL}(?:(?:,? and |,\s*|\s*[/+]\s*){_KERNEL})*)", re.IGNORECASE)
+"""A list of what a run's single kernels are; xformers' SwiGLU is one whether or not that is said."""
+_KERNELS: Final = ((r"norm", "norm"), (r"rotary|rope", "rope"), (r"glu|activation", "activation"))
+
 LOSSES: Final = (
     (r"fused linear cross.entropy|\blinear cross.entropy", "linear"),
     (r"cross.entropy fusion on|\bfoak\b|unsloth|(?<!no )\bfused cross.entropy|\bxentropy\b", "fused"),
@@ -297,10 +305,19 @@ def _overflows(row: Row) -> bool:
 def _loss(row: Row, framework: FrameworkSpec) -> dict[str, Any]:
     """The loss that a run names, where its framework has it; the step of an RL trainer takes log-probabilities by tiles."""
     notes, has = str(row.get("notes") or ""), losses_of(framework)
-    found = _first(LOSSES, notes)
+    found = _first(LOSSES, notes) or _first(LOSSES, " ".join(f"fused {name}" for name in _fused(notes)))
     if re.match(r"rl\b", str(row.get("task") or "")) or "buffers for several adapters" in notes:
         found = "tiled"
     return {"cross_entropy": found} if found in has else {}
+
+
+def _fused(text: str) -> list[str]:
+    """What `text` says are single kernels.
+
+    >>> _fused("FlashAttention's fused RMSNorm, cross entropy and rotary; fused AdamW")
+    ['RMSNorm', 'cross entropy', 'rotary', 'AdamW']
+    """
+    return [name for found in _FUSED.finditer(text) for name in re.findall(_KERNEL, found[1], re.IGNORECASE)]
 
 
 def _states(row: Row, framework: FrameworkSpec, optimizer: str) -> dict[str, Any]:
@@ -309,9 +326,11 @@ def _states(row: Row, framework: FrameworkSpec, optimizer: str) -> dict[str, Any
     table: dict[str, Any] = {}
     library = re.search(r"(?<!no )(?<!without )\b(?:liger|unsloth)\b", re.sub(r"\([^)]*\)", "", texts), re.IGNORECASE)
     layers = re.search(r"transformer ?engine('s)? layers", str(row.get("framework") or ""), re.IGNORECASE)
+    words = " ".join([*_fused(texts), "swiglu" if re.search(r"xformers\W{0,3}s? swi-?glu", texts, re.IGNORECASE) else ""])
+    named = [kernel for pattern, kernel in _KERNELS if re.search(pattern, words, re.IGNORECASE)]
     plugin = re.search(r"\bfoak\b", texts, re.IGNORECASE)  # fms-acceleration's kernels leave the activation to torch
-    if (library or layers or plugin) and "fused_kernels" in framework.conventions.abilities:
-        table["fused_kernels"] = ["norm", "rope"] if plugin else True
+    if (library or layers or plugin or named) and "fused_kernels" in framework.conventions.abilities:
+        table["fused_kernels"] = ["norm", "rope"] if plugin else True if library or layers else named
     whole = re.search(r"weights and \w+ states bf16", str(row.get("precision") or "")) is not None
     sharded = framework.optimizer.sharded_weights_fp32 and row.get("zero_stage") == 3 and not whole
     if (
