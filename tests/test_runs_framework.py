@@ -203,6 +203,12 @@ def test_a_branch_on_a_scenarios_framework_would_be_found_where_files_are_read()
     assert not list(_branches('if strategy == "megatron": pass', foreign=True))
 
 
+@pytest.mark.parametrize(("month", "kernel"), [("2022-06", "unfused"), ("2023-02", "fa1"), ("2024-01", "fa2")])
+@pytest.mark.parametrize("name", ["plain", "torch-autocast"])
+def test_own_loops_have_the_attention_of_torch_then(name: str, month: str, kernel: str) -> None:
+    assert framework(name, month).kernels.attention_kernel("ampere") == kernel
+
+
 @pytest.mark.parametrize(("architecture", "kernel"), [("volta", "unfused"), ("turing", "fa1"), ("ampere", "fa2"), ("cdna4", "fa2")])
 def test_gpus_before_ampere_have_no_flash_attention_2(architecture: str, kernel: str) -> None:
     assert framework("torch-fsdp").kernels.attention_kernel(architecture) == kernel

@@ -323,6 +323,19 @@ def test_attention_kernels() -> None:
     assert attention_of({"flash_attention": "flash attention 4"}) == "fa4"
     assert attention_of({"notes": "memory-efficient attention", "flash_attention": True}) == "efficient"
     assert attention_of({"flash_attention": True}) == "auto"
+    assert attention_of({"flash_attention": "SDPA math backend"}) == attention_of({"notes": "eager attention"}) == "unfused"
+
+
+@pytest.mark.parametrize(
+    ("stated", "usual", "month", "kernel"),
+    [
+        ("torch SDPA", "unfused", (2023, 7), "fa1"), ("scaled_dot_product_attention", "unfused", (2024, 2), "fa2"),
+        ("torch SDPA", "fa2", (2023, 7), "auto"), ("none of its own", "unfused", (2024, 2), "auto"),
+        (True, "unfused", (2023, 9), "fa2"), (True, "unfused", (2023, 7), "fa1"),
+    ],
+)  # fmt: skip
+def test_a_kernel_that_a_framework_had_not_yet(stated: object, usual: str, month: tuple[int, int], kernel: str) -> None:
+    assert attention_of({"flash_attention": stated}, usual, month) == kernel
 
 
 @pytest.mark.parametrize(

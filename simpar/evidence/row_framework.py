@@ -120,7 +120,7 @@ ATTENTION_KERNELS: Final = (
     (r"\bflex[ _-]?att(n|ention)", "flex"),
     (r"memory[- ]efficient attention", "efficient"),
     (r"(?<!without )(?<!no )cudnn", "cudnn"),
-    (r"kernel: (torch|fused)\b", "unfused"),
+    (r"kernel: (torch|fused)\b|\bsdpa math\b|\bmath (backend|sdpa)\b|\beager attention\b|attention\W+eager\b", "unfused"),
 )
 
 
@@ -229,17 +229,22 @@ def precision_of(row: Row, month: Month, hardware: str = "") -> tuple[str, list[
 _FLASH: Final[tuple[tuple[Month, str], ...]] = (((0, 0), "fa1"), ((2023, 8), "fa2"))
 """What a run with flash attention takes that its framework's scripts had not, from a month on (FlashAttention-2: 2023-07)."""
 
+_SDPA: Final[tuple[tuple[Month, str], ...]] = (((0, 0), "fa1"), ((2024, 1), "fa2"))
+"""What torch's scaled_dot_product_attention runs, from a month on (torch 2.0, torch 2.2)."""
+
 
 def attention_of(row: Row, usual: str = "", month: Month = NEWEST) -> str:
     """The attention kernel: stated in the notes, unfused where flash attention was off, else the framework's.
 
     Args:
-        usual: the framework's kernel; where that is unfused and the run says that it had flash attention, it had that of `month`.
+        usual: the framework's kernel; where that is unfused and the run says that it had flash attention or torch's, it had that of
+            `month`.
     """
     kernel = row.get("flash_attention")
     texts = (row.get("notes"), kernel if isinstance(kernel, str) else "", (row.get("extra") or {}).get("attention"))
     if stated := _first(ATTENTION_KERNELS, " ".join(str(text or "") for text in texts)):
         return stated
-    if row.get("flash_attention") is True and usual == "unfused":
-        return next(kernel for since, kernel in reversed(_FLASH) if month >= since)
+    dates = _FLASH if kernel is True else _SDPA if re.search(r"\bsdpa\b|scaled[_ ]dot[_ ]product", str(kernel), re.I) else ()
+    if dates and usual == "unfused":
+        return next(kernel for since, kernel in reversed(dates) if month >= since)
     return "unfused" if row.get("flash_attention") is False else "auto"

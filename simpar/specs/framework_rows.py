@@ -370,10 +370,16 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
         (Row((2026, 1), {"wgrad_accumulation_fusion": False, "zero_stage_default": 3, "parameter_bytes": 0.0},
              "fully_shard: gradients of a layer are new tensors until they are reduced"),),
     ),
-    "plain": ("", (Row((2020, 1), {**_TORCH, "zero_stage_default": 0, "overlap_param_gather": False, "fused_norm": False,
-                                   "logits_fp32_copies_compiled": 0.5, "separate_casts": True},
-                       "torch modules with DistributedDataParallel; torch.compile takes the whole model, whose forward has the "
-                       "loss (nanoGPT model.py, transformers loss/loss_utils.py); torchao's casts, as nanochat's loop has them"),)),
+    "plain": (
+        "",
+        (Row((2020, 1), {**_TORCH, "zero_stage_default": 0, "overlap_param_gather": False, "fused_norm": False,
+                         "attention": (("", "unfused"),), "logits_fp32_copies_compiled": 0.5, "separate_casts": True},
+             "torch modules with DistributedDataParallel; torch.compile takes the whole model, whose forward has the loss (nanoGPT "
+             "model.py, transformers loss/loss_utils.py); torchao's casts, as nanochat's loop has them"),
+         Row((2023, 1), {"attention": (("", "fa1"),)},
+             "nightlies of torch 2.0, whose scaled_dot_product_attention is FlashAttention 1 (nanoGPT takes it since then)"),
+         Row((2024, 1), {"attention": (("", "fa2"),)}, "torch 2.2: FlashAttention 2")),
+    ),
     **MODEL_CODE,
     **FINETUNING,
 }  # fmt: skip
