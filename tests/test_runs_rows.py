@@ -212,6 +212,9 @@ def test_every_schedule_rule_names_a_schedule(name: str) -> None:
         ({"framework": "HF transformers, own loop", "precision": "fp8 by TransformerEngine"}, "torch-te"),
         ({"framework": "accelerate", "precision": "fp8 by TransformerEngine", "zero_stage": 3}, "transformers"),
         ({"framework": "torch FSDP (transformers)"}, "torch-fsdp"),
+        ({"framework": "DeepSpeed (PipelineModule)"}, "deepspeed"),
+        ({"framework": "BioNeMo"}, "nemo"),
+        ({"framework": "PyTorch, accelerated by ROCm"}, "plain"),
     ],
 )
 def test_frameworks(changes: dict[str, Any], name: str) -> None:
@@ -264,7 +267,8 @@ def test_precision_of_a_gpu_without_bf16() -> None:
         ({"gpu": "A100", "gpus_per_node": 4, "gpu_mem_gb": 40}, "hgx-a100-4gpu-40gb"),
         ({"gpu": "GH200 480GB", "gpus_per_node": 4, "gpu_mem_gb": 96}, "gh200-quad"),
         ({"gpu": "GH200", "gpus_per_node": 1}, "gh200"), ({"gpu": "MI350X"}, "mi350x"),
-        ({"gpu": "AMD Instinct MI250X", "gpu_mem_gb": 64}, "mi250x"), ({"gpu": "MI325X"}, "mi325x"),
+        ({"gpu": "AMD Instinct MI250X", "gpu_mem_gb": 64}, "mi250x"), ({"gpu": "AMD Instinct MI100"}, "mi100"),
+        ({"gpu": "MI210", "gpu_mem_gb": 64}, "mi210"), ({"gpu": "MI325X"}, "mi325x"),
         ({"gpu": "MI355X OAM"}, "mi355x"), ({"gpu": "MI355"}, "mi355x"), ({"gpu": "AMD MI300", "gpu_mem_gb": 192}, "mi300x"),
         ({"gpu": "MI300", "gpus_per_node": 8}, "mi300x"),
         ({"gpu": "B300 SXM"}, "dgx-b300"), ({"gpu": "A800 80GB PCIe"}, "a100-pcie"), ({"gpu": "A800-SXM4-80GB"}, "hgx-a800"),
@@ -284,7 +288,7 @@ def test_memory_in_a_gpu_s_name(gpu: str, scale: float | None) -> None:
     assert found == (None if scale is None else pytest.approx(scale, rel=1e-2))
 
 
-@pytest.mark.parametrize("gpu", ["Trainium2", "Gaudi 3", "A30", "RTX 5080", "MI210", "Ascend 910B"])
+@pytest.mark.parametrize("gpu", ["Trainium2", "Gaudi 3", "A30", "RTX 5080", "MI300A", "Ascend 910B"])
 def test_a_gpu_without_a_profile_is_not_taken_for_another(gpu: str) -> None:
     assert run_of(row(gpu=gpu, gpu_mem_gb=None)).skipped == f"no hardware profile for GPU {gpu!r}"
 

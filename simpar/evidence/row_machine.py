@@ -90,6 +90,8 @@ MACHINES: Final = (
     MachineRule("MI325(X.*)?", "mi325x"),
     MachineRule("MI350(X.*)?", "mi350x"),
     MachineRule("MI355(X.*)?", "mi355x"),
+    MachineRule("MI100", "mi100"),
+    MachineRule("MI210", "mi210"),
     MachineRule("MI250X?.*", "mi250x", memory=(50, 70)),
     MachineRule("MI250X?.*", "mi250x", gpus_per_node=8),
     MachineRule("TPU.*v6e.*|TPU.*Trillium.*", "tpu-v6e"),
