@@ -585,7 +585,8 @@ def test_every_stand_in_names_a_framework_and_says_why(pattern: str, name: str, 
     [
         ("HF accelerate FSDP2", "transformers"), ("HF Trainer", "transformers"), ("TRL", "trl"), ("torchtune", "torchtune"),
         ("prime-rl (torch FSDP2, own torchtitan-like parallel code)", "prime-rl"), ("DeepSpeed (HF Trainer)", "deepspeed"),
-        ("litgpt", "lit-gpt"), ("OLMo-core", "olmo-core"), ("llm.c", "llm.c"),
+        ("litgpt", "lit-gpt"), ("OLMo-core", "olmo-core"), ("llm.c", "llm.c"), ("torch-titan", "torchtitan"),
+        ("LLM Foundry", "llm-foundry"),
     ],
 )  # fmt: skip
 def test_frameworks_of_fine_tuning_have_rows_of_their_own(stated: str, name: str) -> None:
@@ -601,6 +602,10 @@ def test_frameworks_of_fine_tuning_have_rows_of_their_own(stated: str, name: str
         ("Primus", "megatron-core"), ("Primus (TorchTitan)", "torchtitan"), ("Megatron-DeepSpeed", "megatron-deepspeed"),
         ("axolotl", "transformers"), ("unsloth", "transformers"), ("LLaMA-Factory", "transformers"), ("PEFT", "transformers"),
         ("verl", "torch-fsdp"), ("OpenRLHF", "deepspeed"), ("torch DDP", "plain"),
+        ("EleutherAI NeoX", "megatron-deepspeed"), ("LLaMA Factory", "transformers"), ("LMFlow", "transformers"),
+        ("ms-swift 3.1", "transformers"), ("Oumi", "transformers"), ("QLoRA (bitsandbytes)", "transformers"),
+        ("llama-recipes", "torch-fsdp"), ("mistral-finetune", "torch-fsdp"), ("open_lm", "torch-fsdp"),
+        ("ArcticTraining", "deepspeed"), ("Lit-LLaMA", "lit-gpt"), ("Stanford Alpaca", "transformers"),
     ],
 )  # fmt: skip
 def test_other_frameworks_take_the_nearest_and_say_so(stated: str, name: str) -> None:
@@ -1038,7 +1043,8 @@ def test_recipes_beside_a_slow_host_have_graphs_unless_a_row_says_otherwise(
 @pytest.mark.parametrize(
     ("optimizer", "framework", "ours"),
     [("AdamW (torch.optim, foreach)", "own loop", "adamw-foreach"), ("fused AdamW", "own loop", "adamw"),
-     ("AdamW (fused)", "FSDP", "adamw-fused"), ("AdamW, foreach", "FSDP", "adamw"), ("AdamW (foreach)", "Megatron-LM", "adamw"),
+     ("AdamW (fused)", "FSDP", "adamw-fused"), ("adamw_torch_fused", "FSDP", "adamw-fused"),
+     ("AdamW, foreach", "FSDP", "adamw"), ("AdamW (foreach)", "Megatron-LM", "adamw"),
      ("fused 8-bit AdamW", "FSDP", "adamw-8bit")],
 )  # fmt: skip
 def test_kernels_of_an_update(optimizer: str, framework: str, ours: str) -> None:

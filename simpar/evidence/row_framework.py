@@ -20,10 +20,10 @@ FRAMEWORK_PATTERNS: Final = (
     (r"tinyllama", "tinyllama"),
     (r"olmo-?core", "olmo-core"),
     (r"\bllm\.c\b", "llm.c"),
-    (r"torchtitan", "torchtitan"),
-    (r"llm-?foundry|composer|mosaic", "llm-foundry"),
+    (r"torch[- ]?titan", "torchtitan"),
+    (r"llm[- ]?foundry|composer|mosaic", "llm-foundry"),
     (r"zero[- ]?bubble|vocabulary ?parallelism", "zero-bubble"),
-    (r"bigscience|megatron-?deepspeed|gpt-neox", "megatron-deepspeed"),
+    (r"bigscience|megatron-?deepspeed|neox\b", "megatron-deepspeed"),
     (r"aa-scaling|aleph", "aa-scaling"),
     (r"internevo|internlm-train", "internevo"),
     (r"hai-?llm", "hai-llm"),
@@ -39,9 +39,9 @@ FRAMEWORK_PATTERNS: Final = (
     (r"colossal", "colossal-ai"),
     (r"deepspeed", "deepspeed"),
     (r"\btrl\b", "trl"),
-    (r"accelerate\b|axolotl|llama-?factory|hf trainer|^(?!.*fsdp).*transformers", "transformers"),
+    (r"accelerate\b|axolotl|llama[- ]?factory|hf trainer|^(?!.*fsdp).*transformers", "transformers"),
     (r"fms-fsdp", "torch-fsdp"),
-    (r"lit-?gpt", "lit-gpt"),
+    (r"lit[- ]?(gpt|llama)", "lit-gpt"),
     (r"(?<!modded[- ])nano-?gpt", "torch-autocast"),
     (r"fsdp2", "torchtitan"),
     (r"fsdp|fairscale|metaseq|lightning", "torch-fsdp"),
@@ -57,19 +57,20 @@ NEAREST: Final = (
         "maxtext",
         "XLA partitions the program",
     ),
-    (r"openrlhf|deepspeed-?chat|bmtrain|fastmoe|\btutel\b", "deepspeed", "it builds on DeepSpeed or its ZeRO"),
+    (r"openrlhf|arctic ?training|deepspeed-?chat|bmtrain|fastmoe|\btutel\b", "deepspeed", "it builds on DeepSpeed or its ZeRO"),
     (
         r"galvatron|\bhetu\b|libai|oneflow|paddle|mindspore|mindformers|merak|varuna|pipedream|\bslime\b",
         "megatron-core",
         "its layouts are Megatron's",
     ),
     (
-        r"\bverl\b|\bolmo\b|ms-?swift|xtuner",
+        r"\bverl\b|\bolmo\b|xtuner|llama-?(recipes|cookbook)|mistral-finetune|\bopen[-_]lm\b",
         "torch-fsdp",
         "it drives torch's own data parallelism",
     ),
     (
-        r"unsloth|hugging ?face|\bhf\b|(?<!\bown )(?<!\bcustom )trainer|peft|fastchat",
+        r"unsloth|hugging ?face|\bhf\b|(?<!\bown )(?<!\bcustom )trainer|peft|fastchat|\bswift\b|lmflow|\boumi\b|"
+        r"stanford alpaca|^qlora\b",
         "transformers",
         "it drives the Trainer of transformers",
     ),
@@ -77,8 +78,8 @@ NEAREST: Final = (
 """Frameworks without rows of their own, the nearest that has some, and why."""
 
 _STAND_INS: Final = re.compile(
-    r"gpt-neox|megascale|primus|vescale|flagscale|nnscaler|praxis|paxml|fairscale|metaseq|lightning|"
-    r"transformers|axolotl|llama-?factory",
+    r"neox\b|lit[- ]?llama|megascale|primus|vescale|flagscale|nnscaler|praxis|paxml|fairscale|metaseq|lightning|"
+    r"transformers|axolotl|llama[- ]?factory",
     re.IGNORECASE,
 )
 """Names of FRAMEWORK_PATTERNS that share another framework's rows."""
@@ -100,7 +101,7 @@ PRECISIONS: Final = (
     (r"fp8.*(block|fine-grained|1x128|128x128|deepgemm)|block.*fp8", "fp8-block"),
     (r"(fp8|float8).*row-?wise|row-?wise.*(fp8|float8)", "fp8-rowwise"),
     (r"fp8|float8", "fp8"),
-    (r"fp16", "fp16"),
+    (r"fp16|(?<!b)float16|\bhalf\b|\b16-mixed", "fp16"),
     (r"bf16|bfloat16", "bf16"),
     (r"tf32", "tf32"),
     (r"fp32|float32", "fp32"),

@@ -211,7 +211,7 @@ def recompute_of(row: Row, framework: FrameworkSpec, notes: list[str]) -> str | 
     if word.startswith("full") and (block := _BLOCK.search(f"{word} {detail}")):
         return {"granularity": "full", "method": "block", "num_layers": int(block[1])}
     if word.startswith(("none", "full")):
-        return word.split()[0]
+        return word[:4]
     if budget := re.search(r"memory budget (0?\.\d+|[01])", detail):
         # torch.compile's partitioner keeps that share of what full checkpointing would free; here of the layers.
         again = round((1.0 - float(budget[1])) * int(row["layers"]) / stages)
@@ -235,7 +235,16 @@ def _offload(row: Row, pp: int) -> dict[str, Any]:
         table["optimizer"] = True
     if re.search(r"\bparam|weights", text):
         table["parameters"] = True
+    if not table and re.search(r"\bcpu\b|\bon\b|yes|true|zero[- ]?(offload|infinity)|nvme", text, re.IGNORECASE):
+        # DeepSpeed's ZeRO-Offload has the optimizer there, ZeRO-Infinity and FSDP's CPUOffload the parameters too.
+        table["optimizer"] = True
+        if re.search("infinity", text, re.IGNORECASE) or (row.get("zero_stage") == 3 and not _deepspeed(row)):
+            table["parameters"] = True
     return {"offload": table} if table else {}
+
+
+def _deepspeed(row: Row) -> bool:
+    return re.search("deepspeed", f"{row.get('framework')} {row.get('fsdp')}", re.IGNORECASE) is not None
 
 
 def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month) -> tuple[dict[str, Any], list[str]]:
@@ -271,7 +280,7 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
         "routing": _routing(str(row.get("moe_routing") or ""), task if row.get("moe_experts") else ""),
     }
     table |= _loss(row, framework) | _states(row, framework, table["optimizer"])
-    kernel = re.search(r"\bfused\b|foreach", str(named), re.IGNORECASE)
+    kernel = re.search(r"(?<![a-z])fused(?![a-z])|foreach", str(named), re.IGNORECASE)
     torch = "narrow_optimizers" in framework.conventions.abilities
     if kernel and torch and table["optimizer"] in ("adamw", "adam") and kernel[0].lower() != framework.optimizer.optimizer_kernel:
         table["optimizer"] = f"adamw-{kernel[0].lower()}"

@@ -8,6 +8,7 @@ what only describes is left out and named.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -56,6 +57,13 @@ _ABSENT: Final = ("", "?", "-", "n/a", "na", "nan", "none", "null", "unknown", "
 _NONE_IS_A_VALUE: Final = ("recompute", "offload", "cuda_graphs", "position")
 _TRUE: Final = ("true", "yes", "on", "1", "enabled", "y", "t")
 _FALSE: Final = ("false", "no", "off", "0", "disabled", "n", "f", "none")
+_RECOMPUTE: Final = (
+    (r"(none|no|off|false|disabled|0)\b|without\b|.*\b(off|disabled|false)$", "none"),
+    (r"(yes|true|on|enabled|1)\b|(gradient|activation)[ _-]?checkpoint|checkpointing$|(all|every) (layer|block)s?$", "full"),
+)
+"""How a text of the column begins -> its word."""
+_STAGE: Final = re.compile(r"\b(?:zero|stage|z)[ _-]*(?:stage[ _-]*)?([0-3])\b")
+_COMPILED: Final = re.compile(r"\bcompiled?\b|inductor|autotune|\b(layer|block|region)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +109,7 @@ def _read(name: str, value: Any) -> Any:
         ValueError: of another kind; the message says what was found.
     """
     if name in COUNTS:
-        return _count(name, value)
+        return _count(name, _numeral(name, value))
     if name in SAMPLES:
         each = value if isinstance(value, list | tuple) else (value,)
         return tuple(read for one in each if (read := _count(name, one)) is not None) or None
@@ -115,6 +123,21 @@ def _read(name: str, value: Any) -> Any:
         return [str(item) for item in value] if isinstance(value, list | tuple) else [str(value)]
     if name == "extra":
         return dict(value) if isinstance(value, Mapping) else {}
+    return value
+
+
+def _numeral(name: str, value: Any) -> Any:
+    """A count in other words: "8k" tokens, "ZeRO-3", no ZeRO."""
+    word = str(value).strip().lower()
+    if name == "seq_len" and (thousands := re.fullmatch(r"(\d+) ?k", word)):
+        return 1024 * int(thousands[1])
+    if name == "zero_stage":
+        if word in ("none", "no", "off", "false", "ddp"):
+            return 0
+        if word.startswith("fsdp"):
+            return 3
+        if stage := _STAGE.search(word):
+            return int(stage[1])
     return value
 
 
@@ -150,12 +173,17 @@ def _flag(name: str, value: Any) -> bool | str | None:
     if isinstance(value, bool):
         return value
     word = f"{value:g}" if isinstance(value, int | float) else str(value).strip().lower()
-    if word in _TRUE:
-        return True
-    if word in _FALSE:
-        return False
-    if word in _ABSENT:
+    if word in _ABSENT and word not in _FALSE:
         return None
+    first = re.split(r"[^a-z0-9]", word, maxsplit=1)[0]
+    if word in _TRUE or (first in _TRUE and name != "flash_attention"):  # where a kernel's name may follow
+        return True
+    if first in _FALSE:
+        return False
+    if name == "compile" and first == "eager":
+        return False
+    if name == "compile" and (first == "model" or _COMPILED.search(word)):
+        return "model" if first == "model" else True
     if name == "flash_attention" and isinstance(value, str):
         return value  # the kernel's name says that there is one
     raise ValueError(f"{_shown(value)} is neither true nor false")
@@ -166,6 +194,8 @@ def _text(name: str, value: Any) -> str | None:
         value = {True: "full" if name == "recompute" else "on", False: "none"}[value]
     text = f"{value:g}" if isinstance(value, float) and value.is_integer() else str(value)
     word = text.strip().lower()
+    if name == "recompute":
+        text = next((kind for pattern, kind in _RECOMPUTE if re.match(pattern, word)), word)
     return text if word not in _ABSENT or (word == "none" and name in _NONE_IS_A_VALUE) else None
 
 
