@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from simpar.evidence.row_complete import completed
 from simpar.evidence.row_framework import stated_precision
 from simpar.evidence.row_plan import _offload, recompute_of
 from simpar.evidence.row_values import read_values
@@ -47,6 +48,35 @@ def test_words_of_precisions(words: str, read: str) -> None:
 
 def test_full_recomputation_of_whatever_else_is_said() -> None:
     assert recompute_of({"recompute": "full, reentrant"}, framework("transformers"), []) == "full"
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("Vicuna-7B-v1.5", "llama2-7b"), ("LLaMA-7B", "llama2-7b"), ("open_llama_7b_v2", "llama2-7b"), ("LLaMA-65B", None),
+        ("TinyLlama-1.1B", "tinyllama-1.1b"), ("CodeLlama-7B", None), ("Mistral 7B v0.1", "mistral-7b-v0.3"),
+        ("DeepSeek-R1-Distill-Llama-8B", "llama3.1-8b"), ("DeepSeek-R1-Distill-Qwen-7B", "qwen2.5-7b"), ("Qwen2-7B", "qwen2.5-7b"),
+        ("Nemotron-4 15B", "nemotron4-15b"), ("Llama-3.2-3B", "llama3.2-3b"), ("Llama 2 70B", "llama2-70b"),
+    ],
+)  # fmt: skip
+def test_names_of_models_with_the_dimensions_of_a_shipped_one(name: str, preset: str | None) -> None:
+    notes = completed({"model_name": name})[1]
+    assert notes == ([f"model dimensions not stated: those of {preset}"] if preset else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("gemma-2-9b-it", "gemma2-9b"),
+        ("OLMo-2-1124-13B", "olmo2-13b"),
+        ("gpt-oss-20b", "gpt-oss-20b"),
+        ("Llama-4-Scout", "llama4-scout"),
+    ],
+)
+def test_layers_that_rows_cannot_state_are_the_named_model_s(name: str, preset: str) -> None:
+    found, notes = completed({"model_name": name})
+    assert (found["shipped_model"], notes) == (preset, [f"layers that are not alike: those of {preset}"])
+    assert "shipped_model" not in completed({"model_name": name, "layers": 4, "hidden": 1024})[0]
 
 
 @pytest.mark.parametrize(

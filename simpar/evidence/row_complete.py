@@ -30,6 +30,20 @@ of them have. One alone would leave all ranks but one idle."""
 NEARLY: Final = 0.02
 """How far a time and a rate, both rounded, may be apart from a whole batch."""
 _DIMENSIONS: Final = ("layers", "hidden", "heads")
+_SPELLED: Final = (
+    (r"deepseek-r1-distill-qwen-", "qwen2.5-"),
+    (r"deepseek-r1-distill-llama-", "llama3.1-"),
+    (r"(?<![a-z])(open-?llama|vicuna|alpaca|wizardlm|llama)-(v\d(\.\d)?-)?(?=(7|13)b)", "llama2-"),
+    (r"(?<![a-z])llama-?3(\.[013])?-", "llama3.1-"),
+    (r"(?<![a-z])llama-?(\d)", r"llama\1"),
+    (r"gpt-3", "gpt3"),
+    (r"gemma-([23])-", r"gemma\1-"),
+    (r"olmo-2-(1124-)?", "olmo2-"),
+    (r"nemotron-4-", "nemotron4-"),
+    (r"(?<![a-z])(mistral|zephyr)-7b", "mistral-7b-v0.3"),
+    (r"qwen2(\.5)?-((coder|math)-)?(?=\d)", "qwen2.5-"),
+)
+"""Names of models -> those of shipped ones of the same dimensions (config.json at Hugging Face; vocabularies within 3 %)."""
 
 
 def completed(row: Row) -> tuple[dict[str, Any], list[str]]:
@@ -104,6 +118,8 @@ def _with_dimensions(row: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     complete = all(row.get(key) for key in _DIMENSIONS) and (row.get("ffn") or row.get("moe_ffn")) and ranks
     name = None if complete else _preset_of(str(row.get("model_name") or ""))
     known = _columns_of(name) if name else {}
+    if name and not known and not any(row.get(key) for key in (*_DIMENSIONS, "ffn")):
+        return _with_shipped_layers(row, notes)
     if not known or any(row.get(key) not in (None, 0, known.get(key)) for key in (*_DIMENSIONS, "ffn", "moe_experts")):
         return row  # another model under that name: cut in depth, say
     notes.append(f"model dimensions not stated: those of {name}")
@@ -128,8 +144,8 @@ def _preset_of(model: str) -> str | None:
     other begins with), or None."""
     text = re.sub(r"[\s_]+", "-", model.lower())
     text = re.sub(r"(?<=[a-z])v(?=\d)", "-v", text)
-    text = re.sub(r"llama-?3(\.[013])?-", "llama3.1-", text)
-    text = re.sub(r"llama-?(\d)", r"llama\1", text).replace("gpt-3", "gpt3")
+    for pattern, spelled in _SPELLED:
+        text = re.sub(pattern, spelled, text)
     found = [name for name in model_names() if re.search(rf"(?<![a-z0-9.]){re.escape(name)}(?![a-z0-9.])", text)]
     if not found and re.search(r"[a-z].*\d", text):
         begun = [name for name in model_names() if name.startswith(f"{text}-")]
