@@ -182,7 +182,7 @@ def test_the_gate_keeps_what_carries_over_and_nothing_else() -> None:
     assert neutral == ()
 
 
-@pytest.mark.parametrize("sources", [2, 8])
+@pytest.mark.parametrize("sources", [3, 8])
 def test_a_constant_of_an_architecture_leaves_alone_a_family_that_it_harms(sources: int) -> None:
     """Two families need 1.3 on the chip, a third nothing: it is not charged, also where it has too few runs to say so alone."""
     slow = [s for name in ("slow", "slower") for s in runs(8, true={"compute": 1.3}, family=name)]
@@ -198,6 +198,13 @@ def test_a_constant_of_an_architecture_leaves_alone_a_family_that_it_harms(sourc
     assert alone.holds("unseen", "a")
     assert alone.group == "architecture=a, not right"
     assert len(alone.sources) == 16
+
+
+def test_a_family_of_two_sources_is_no_exception() -> None:
+    """What two sources say of a family changes with either of them: the constant of the architecture holds for them too."""
+    slow = [s for name in ("slow", "slower") for s in runs(8, true={"compute": 1.3}, family=name)]
+    (alone,) = select(Data.of([*slow, *runs(2, true={"compute": 1.0}, family="right")]))
+    assert alone.not_for == ()
 
 
 def test_runs_that_no_constant_explains_carry_none() -> None:

@@ -36,9 +36,7 @@ SIGMA: Final = 0.1
 HUBER: Final = 0.1
 """Log error up to which errors count squared; beyond it they count linearly."""
 LEAST_SOURCES: Final = 3
-"""Fewest sources of a group with run-level constants of its own."""
-PART_SOURCES: Final = 2
-"""Fewest sources of a family that a constant may be found not to hold for."""
+"""Fewest sources of a group with run-level constants of its own, and of a family that a constant may be found not to hold for."""
 LEAST_GAIN: Final = 0.0025
 """Least gain of a constant, a quarter of a point of error: less is not worth a number."""
 WORST: Final = 0.5
@@ -212,7 +210,7 @@ def _paying(left: LeftOut, kept: list[int]) -> tuple[list[int], dict[int, tuple[
 
 
 def _harmed(left: LeftOut, entries: Sequence[Constant], kept: Sequence[int]) -> tuple[list[int], str] | None:
-    """(Constants of an architecture, the family of at least `PART_SOURCES` sources that they help least), or None if they help all.
+    """(Constants of an architecture, the family of `LEAST_SOURCES` sources or more that they help least), or None if they help all.
 
     They help where the error of the family's left-out sources falls.
     """
@@ -223,7 +221,7 @@ def _harmed(left: LeftOut, entries: Sequence[Constant], kept: Sequence[int]) -> 
         for name in sorted({s.family for s in left.data.samples}):
             rows = left.of_family(name)
             members = inside & rows
-            if members.sum() == inside.sum() or len(set(left.data.source_index[members].tolist())) < PART_SOURCES:
+            if members.sum() == inside.sum() or len(set(left.data.source_index[members].tolist())) < LEAST_SOURCES:
                 continue
             gain, _ = left.gain(left.without(own, rows).errors(kept) - now, members)
             if gain < worst:
