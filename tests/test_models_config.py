@@ -266,6 +266,16 @@ def test_a_config_is_a_transformer_where_one_can_say_it() -> None:
     assert isinstance(from_huggingface(config("gpt-oss-20b.json")), ArchitectureSpec)
 
 
+def test_a_reader_takes_over_the_settled_keys_of_its_parent() -> None:
+    small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100, "intermediate_size": 128}
+    table = {"model_type": "hunyuan", **small, "num_experts": 4, "moe_topk": 2}
+    # `moe_layer_num_skipped` is settled for all mixtures of Hunyuan's, `cla_share_factor` for the largest.
+    settled = {"moe_layer_num_skipped": 3, "cla_share_factor": 2}
+    assert read({**table, **settled}).stacks == read(table).stacks
+    with pytest.raises(InputError, match="moe_layer_num_skipped"):
+        read({**table, **settled, "model_type": "mixtral"})
+
+
 def test_layers_by_hand() -> None:
     table = {
         "kind": "layers", "vocab_size": 100, "tie_word_embeddings": True,

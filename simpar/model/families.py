@@ -33,7 +33,9 @@ GENERAL: Final = Family(
 PLAIN: Final = Family(qkv_bias=False, o_bias=False, mlp_bias=False)
 GPT: Final = Family(norm="layernorm", qkv_bias=True, o_bias=True, mlp_bias=True, gated=False)
 PACKED: Final = replace(GPT, packed=True)
-BERT: Final = replace(GPT, layout="post", final_norm=False, square=True, tied=True)
+BERT: Final = replace(GPT, layout="post", final_norm=False, square=True, tied=True, causal=False, position="absolute")
+ROTARY_BERT: Final = replace(BERT, position="rope")
+MODERN_BERT: Final = Family(norm="layernorm_no_bias", embedding_norm=True, head_bias="decoder_bias", tied=True)
 QWEN3: Final = Family(qk_norm="head", mlp_bias=False)
 POST: Final = Family(layout="post", qk_norm="full", mlp_bias=False)
 GEMMA: Final = Family(layout="sandwich", mlp_bias=False)
@@ -216,28 +218,37 @@ TABLE: Final[dict[str, Family]] = {
     "falcon": replace(PACKED, layout="parallel", qkv_bias="bias", o_bias="bias", mlp_bias="bias", tied=True),
     "dbrx": Family(norm="layernorm_no_bias", qkv_bias=False, o_bias=False, mlp_bias=False),
     "persimmon": replace(PACKED, qk_norm="qk_layernorm", qk_norm_kind="layernorm"),
-    "modernbert-decoder": Family(
-        norm="layernorm_no_bias", mlp_bias="mlp_bias", embedding_norm=True, head_bias="decoder_bias", tied=True
-    ),
     "recurrent_gemma": replace(PLAIN, mlp_bias=True),
     "doge": Family(qk_norm="head"),
     # Encoders: BERT's layers have biases everywhere and norms after
     **dict.fromkeys(BERT_LIKE, BERT),
+    **dict.fromkeys(("roformer", "jina_embeddings_v3"), ROTARY_BERT),
+    "git": replace(BERT, causal=True),
     **dict.fromkeys(("megatron-bert", "xlm-roberta-xl", "roberta-prelayernorm"), replace(BERT, layout="pre", final_norm=True)),
-    "gte": replace(BERT, gated=True),
-    "nomic_bert": replace(BERT, square=False, gated=True, qkv_bias=False, o_bias=False, mlp_bias=False),
+    "gte": replace(ROTARY_BERT, gated=True),
+    "nomic_bert": replace(ROTARY_BERT, square=False, gated=True, qkv_bias=False, o_bias=False, mlp_bias=False),
     "esm": replace(BERT, layout="pre", final_norm=True),
     "esmc": Family(
-        norm="layernorm_no_bias", qk_norm="full", qk_norm_kind="layernorm_no_bias", head_bias=True, square=True, tied=None
+        norm="layernorm_no_bias",
+        qk_norm="full",
+        qk_norm_kind="layernorm_no_bias",
+        head_bias=True,
+        square=True,
+        tied=None,
+        causal=False,
     ),
-    "eurobert": Family(head_bias="mlp_bias"),
-    "ultrabert": Family(tied=True),
-    "modernbert": Family(norm="layernorm_no_bias", mlp_bias="mlp_bias", embedding_norm=True, head_bias="decoder_bias", tied=True),
+    "eurobert": Family(head_bias="mlp_bias", causal=False),
+    "ultrabert": Family(tied=True, causal=False),
+    "modernbert": replace(MODERN_BERT, causal=False),
+    "modernbert-decoder": MODERN_BERT,
     **dict.fromkeys(("rembert", "roc_bert", "xmod"), BERT),
-    **dict.fromkeys(("xlm", "flaubert"), replace(BERT, positions="max_position_embeddings", embedding_norm=True, head_bias=True)),
-    "xlnet": replace(BERT, qkv_bias=False, o_bias=False, head_bias=True),
-    "cpmant": replace(PLAIN, tied=None),
-    "trocr": replace(BERT, positions="max_position_embeddings", position_offset=2, embedding_norm=True),
+    **dict.fromkeys(
+        ("xlm", "flaubert"),
+        replace(BERT, positions="max_position_embeddings", embedding_norm=True, head_bias=True, causal="causal"),
+    ),
+    "xlnet": replace(BERT, qkv_bias=False, o_bias=False, head_bias=True, position="relative"),
+    "cpmant": replace(PLAIN, tied=None, causal=False, position="relative"),
+    "trocr": replace(BERT, positions="max_position_embeddings", position_offset=2, embedding_norm=True, causal=True),
     "hrm_text": Family(norm="unweighted", gate="element"),
     "dory": Family(norm="unweighted", layout="sandwich", qk_norm="head", qk_norm_kind="unweighted", gate="element", full_every=4),
     **dict.fromkeys(("rwkv", "rwkv6", "rwkv7"), Family(norm="layernorm")),
