@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 from simpar.model.bert import Bert
 from simpar.model.decoder import Decoder, Weights
 from simpar.model.family import Layout
-from simpar.model.pieces import norm_extra, vector
-from simpar.specs.architecture import LayerSpec, SublayerSpec
+from simpar.model.pieces import in_turn, norm_extra, vector
+from simpar.specs.architecture import SublayerSpec
 from simpar.specs.mixers import AttentionSpec, FeedForwardSpec, WeightSpec
 
 
@@ -111,13 +111,12 @@ class CpmAnt(Decoder):
 class TrOcr(Decoder):
     """A decoder that attends the patches of a line of text: 24 x 24 of an image of 384 pixels, and a class token."""
 
-    def layer(self, i: int) -> LayerSpec:
+    def sublayers(self, i: int) -> tuple[SublayerSpec, ...]:
         own = self.attention_fields(i)
         width = self.k.get("cross_attention_hidden_size", default=None)
         self.k.note("no encoder is given: 577 image tokens are attended")
         over = {**own, "cross": True, "causal": False, "keys": 577, **({"kv_hidden_size": width} if width else {})}
-        branches = (AttentionSpec(**own), AttentionSpec(**over), self.mlp(i))
-        return LayerSpec(sublayers=tuple(SublayerSpec(branches=(b,), norm="post") for b in branches))
+        return in_turn(AttentionSpec(**own), AttentionSpec(**over), self.mlp(i), norm="post")
 
     def outside(self) -> dict[str, Any]:
         fields = super().outside()
