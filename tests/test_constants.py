@@ -31,8 +31,8 @@ from simpar.evidence.predicted import predict, stalled
 from simpar.evidence.samples import MOST_ROWS, Data, Peak, Sample, errors, evenly, sample_of
 from simpar.specs.base import data_dir
 from simpar.specs.calibration import (
-    BOUNDS,
     FACTORS,
+    KNOWN,
     SECONDS,
     UNFAMILIAR,
     WIDTHS,
@@ -106,7 +106,7 @@ def test_a_constant_holds_only_on_architectures_that_sources_ran_on() -> None:
 def test_combined_factors_stay_within_their_bounds() -> None:
     entries = tuple(Constant(name="compute", value=1.5, **group) for group in ({}, {"architecture": "hopper"}))
     with calibrated_by(entries):
-        assert calibration_for("deepspeed", "hopper").compute == BOUNDS["compute"][1]
+        assert calibration_for("deepspeed", "hopper").compute == KNOWN["compute"].bounds[1]
 
 
 def test_a_fit_recovers_and_shrugs_off_sick_runs() -> None:
@@ -337,7 +337,7 @@ def test_the_shipped_registry_is_small_bounded_and_pays() -> None:
     assert len(entries) <= 40
     assert len({(e.name, e.group) for e in entries}) == len(entries)
     for entry in entries:
-        low, high = BOUNDS[entry.name]
+        low, high = KNOWN[entry.name].bounds
         assert low <= entry.value <= high
         assert entry.rows >= 1
         assert entry.sources

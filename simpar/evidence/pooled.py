@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.evidence.samples import Data, FloatArray
-from simpar.specs.calibration import BOUNDS, FACTORS, NEUTRAL, Constant, Name
+from simpar.specs.calibration import FACTORS, KNOWN, Constant
 
-SPREAD: Final[dict[Name, float]] = {"compute": 0.1, "memory": 0.3}
+SPREAD: Final[dict[str, float]] = {"compute": 0.1, "memory": 0.3}
 """Standard deviation of log(constant) between architectures (assumed before any fit, and not tuned). What is not listed was tried
 and gained nothing on left-out sources: communication, host seconds per pass and per step, a factor for all runs together, factors
 for a software family or a family on one GPU (with those on offer the choice repeated without each source is 0.2 % worse)."""
@@ -46,7 +46,7 @@ WORST: Final = 0.5
 def candidates(data: Data) -> list[Constant]:
     """Every constant that could be fitted: those of architectures with enough sources, neutral."""
     chips = sorted({s.architecture for s in data.samples})
-    found = [Constant(name=name, value=NEUTRAL[name], architecture=chip) for chip in chips for name in SPREAD]
+    found = [Constant(name=name, value=KNOWN[name].neutral, architecture=chip) for chip in chips for name in SPREAD]
     return [entry for entry in found if len(data.sources_of(entry)) >= LEAST_SOURCES]
 
 
@@ -111,7 +111,7 @@ def fit(data: Data, entries: Sequence[Constant]) -> tuple[Constant, ...]:
     if not entries:
         return ()
     problem = Problem.of(data, entries)
-    low, high = (np.log([BOUNDS[e.name][end] for e in entries]) for end in (0, 1))
+    low, high = (np.log([KNOWN[e.name].bounds[end] for e in entries]) for end in (0, 1))
     found = least_squares(problem.residuals, np.zeros(len(entries)), problem.jacobian, bounds=(low, high), x_scale=problem.spread)
     return tuple(e.model_copy(update={"value": float(math.exp(v))}) for e, v in zip(entries, found.x, strict=True))
 
