@@ -5,7 +5,6 @@ Nothing here guesses: a size that neither arithmetic nor a published model gives
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from math import prod
 from typing import Any, Final
@@ -13,7 +12,7 @@ from typing import Any, Final
 from simpar.evidence.row_model import HYBRID, MLA_FIELDS, MLP, SHIPPED
 from simpar.specs.architecture import ArchitectureSpec
 from simpar.specs.model import TransformerSpec
-from simpar.specs.models_io import load_model, model_names
+from simpar.specs.models_io import load_model, preset_described
 
 Row = Mapping[str, Any]
 
@@ -102,7 +101,7 @@ def _with_dimensions(row: dict[str, Any], notes: list[str]) -> dict[str, Any]:
         notes.append(f"heads not stated: {row['heads']}, the hidden size over the head size")
     ranks = not row.get("mla") or "kv_lora" in str(row["mla"])
     complete = all(row.get(key) for key in _DIMENSIONS) and (row.get("ffn") or row.get("moe_ffn")) and ranks
-    name = None if complete else _preset_of(str(row.get("model_name") or ""))
+    name = None if complete else preset_described(str(row.get("model_name") or ""))
     known = _columns_of(name) if name else {}
     if not known or any(row.get(key) not in (None, 0, known.get(key)) for key in (*_DIMENSIONS, "ffn", "moe_experts")):
         return row  # another model under that name: cut in depth, say
@@ -112,7 +111,7 @@ def _with_dimensions(row: dict[str, Any], notes: list[str]) -> dict[str, Any]:
 
 def _with_shipped_layers(row: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     """Layers that are not alike are those of the shipped model that the row names, unless its sizes are others."""
-    name = _preset_of(str(row.get("model_name") or ""))
+    name = preset_described(str(row.get("model_name") or ""))
     model = load_model(name) if name else None
     if not isinstance(model, ArchitectureSpec) or len(model.stacks) != 1:
         return row
@@ -121,20 +120,6 @@ def _with_shipped_layers(row: dict[str, Any], notes: list[str]) -> dict[str, Any
         return row
     notes.append(f"layers that are not alike: those of {name}")
     return {**row, **known, SHIPPED: name}
-
-
-def _preset_of(model: str) -> str | None:
-    """The shipped model that `model` names ("Meta-Llama-3-8B-Instruct", "Mixtral 8x7B", "GPT-3 175B"; "Nemotron_3_Nano", which no
-    other begins with), or None."""
-    text = re.sub(r"[\s_]+", "-", model.lower())
-    text = re.sub(r"(?<=[a-z])v(?=\d)", "-v", text)
-    text = re.sub(r"llama-?3(\.[013])?-", "llama3.1-", text)
-    text = re.sub(r"llama-?(\d)", r"llama\1", text).replace("gpt-3", "gpt3")
-    found = [name for name in model_names() if re.search(rf"(?<![a-z0-9.]){re.escape(name)}(?![a-z0-9.])", text)]
-    if not found and re.search(r"[a-z].*\d", text):
-        begun = [name for name in model_names() if name.startswith(f"{text}-")]
-        return begun[0] if len(begun) == 1 else None
-    return max(found, key=len, default=None)
 
 
 def _columns_of(name: str) -> dict[str, Any]:
