@@ -105,10 +105,6 @@ class Writer:
             Custom(name, (x,), (out,), module, tuple(held), flops=flops, forward_bytes=moved, over=over, saved=(x,))
         )
 
-    def vector(self, name: str, size: int) -> str:
-        """A parameter of `size` values that a node of its own does not hold."""
-        return self.graph.parameter(name, (self.axis(f"{name}.size", size),))
-
     def kernel(self, name: str, inputs: tuple[str, ...], out: str, module: str, *, flops: float, moved: float) -> str:
         """A kernel of which only FLOPs and bytes are known; its inputs are kept."""
         y = self.graph.tensor(f"{name}.out", out)
