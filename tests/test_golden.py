@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "golden"))
-from net import differences, read, records, renamed
+from net import differences, read, records
 
 
 def test_blocks_of_presets_are_as_recorded() -> None:
     """What changes them on purpose writes the net anew and says why."""
     recorded, found = read(), []
     for name, record in records(steps=False):
-        found += [f"{name}{line}" for line in differences(renamed(recorded[name]), renamed(json.loads(json.dumps(record))))]
+        found += [f"{name}{line}" for line in differences(recorded[name], json.loads(json.dumps(record)))]
     assert not found, "\n".join(found[:10])
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -140,28 +139,6 @@ def records(*, presets: bool = True, steps: bool = True) -> Iterator[tuple[str, 
                 yield f"plan {name} {hardware}", step_record(scenario_of(case, hardware, name), blocks=turn == index % 3)
 
 
-RENAMED = (
-    (r"(attention|cross)/(qkv\.out|rope\.out|qk_norm_out)", r"\1/qkv_out"), (r"(self|step_1)_residual", "attention_residual"),
-    (r"(cross|mlp)_norm_in", "attention_residual.out"), (r"cross_norm", "norm"), (r"head/in", "final_norm_out"),
-    (r"attention/(q|kv)_latent", r"attention/\1_norm_out"), (r"attention/q_norm_in", "attention/q_down.out"),
-    (r"mtp/proj\.out", "input_norm_in"), (r"^(moe_layer|(full|encoder|decoder)_(mlp|experts))$", "layer"),
-)  # fmt: skip
-"""Names of layers, nodes and tensors that are the same for this comparison: those of the file and of today's graphs. Of no use once
-the file is written anew."""
-
-
-def renamed(record: Any) -> Any:
-    """`record` with names that are the same as one; tables of names as pairs, two of which may now have one name."""
-    if isinstance(record, str):
-        for pattern, name in RENAMED:
-            record = re.sub(pattern, name, record)
-        return record
-    if isinstance(record, dict):
-        named = {key: renamed(value) for key, value in record.items()}
-        return named | {"saved": [[renamed(name), size] for name, size in record["saved"].items()]} if "saved" in named else named
-    return [renamed(value) for value in record] if isinstance(record, list) else record
-
-
 def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
     """Where two records differ by more than rounding."""
     if isinstance(old, dict) and isinstance(new, dict):
@@ -212,7 +189,7 @@ def main() -> int:
     for name, record in records(steps=not arguments.blocks):
         if arguments.only not in name:
             continue
-        found = list(differences(renamed(old.get(name, {})), renamed(json.loads(json.dumps(record)))))
+        found = list(differences(old.get(name, {}), json.loads(json.dumps(record))))
         wrong += bool(found)
         for line in found[: arguments.most]:
             print(f"{name}{line}")
