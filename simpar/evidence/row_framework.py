@@ -33,7 +33,7 @@ FRAMEWORK_PATTERNS: Final = (
     (r"nemo.?auto-?model", "nemo-automodel"),
     (r"nemo|nvidia release|\bngc\b", "nemo"),
     (r"primus.*maxtext|maxtext.*primus", "maxtext"),
-    (r"megatron|megascale|primus|vescale|flagscale|nnscaler", "megatron-core"),
+    (r"megatron|\bmcore\b|megascale|primus|vescale|flagscale|nnscaler", "megatron-core"),
     (r"meta internal", "llama3-internal"),
     (r"maxtext|\bjax\b|praxis|paxml|\bxla\b", "maxtext"),
     (r"colossal", "colossal-ai"),
@@ -49,7 +49,8 @@ FRAMEWORK_PATTERNS: Final = (
 """First match in the framework's name wins; then NEAREST's; then the same in the source's name; then plain torch."""
 
 NEAREST: Final = (
-    (r"primus.*torchtitan|picotron.*fsdp", "torchtitan", "it builds on torch's FSDP2"),
+    (r"primus.*torchtitan|picotron.*fsdp|veomni|\blingua\b|torchforge", "torchtitan", "it builds on torch's FSDP2"),
+    (r"megablocks", "megatron-core", "it is a part of Megatron-LM"),
     (r"picotron", "nanotron", "it is a small sibling of nanotron"),
     (r"pith-?train", "torchtitan", "it drives torch's FSDP2 and compiler"),
     (
@@ -57,14 +58,14 @@ NEAREST: Final = (
         "maxtext",
         "XLA partitions the program",
     ),
-    (r"openrlhf|deepspeed-?chat|bmtrain|fastmoe|\btutel\b", "deepspeed", "it builds on DeepSpeed or its ZeRO"),
+    (r"openrlhf|deepspeed-?chat|bmtrain|fastmoe|\btutel\b|lmflow|x-moe", "deepspeed", "it builds on DeepSpeed or its ZeRO"),
     (
         r"galvatron|\bhetu\b|libai|oneflow|paddle|mindspore|mindformers|merak|varuna|pipedream|\bslime\b",
         "megatron-core",
         "its layouts are Megatron's",
     ),
     (
-        r"\bverl\b|\bolmo\b|ms-?swift|xtuner",
+        r"\bverl\b|\bolmo\b|ms-?swift|xtuner|llama-?(recipes|cookbook)|open_lm|sagemaker|instruct-?lab",
         "torch-fsdp",
         "it drives torch's own data parallelism",
     ),
@@ -96,11 +97,11 @@ _MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep",
 
 PRECISIONS: Final = (
     (r"(nv|mx|\b)fp4", "nvfp4"),
-    (r"mxfp8|fp8[- ]?mx", "mxfp8"),
-    (r"fp8.*(block|fine-grained|1x128|128x128|deepgemm)|block.*fp8", "fp8-block"),
+    (r"mx[-_ ]?fp8|fp8[-_ ]?mx", "mxfp8"),
+    (r"fp8.*(block|fine-grained|1x128|128x128|deepgemm|sub-?channel)|block.*fp8", "fp8-block"),
     (r"(fp8|float8).*row-?wise|row-?wise.*(fp8|float8)", "fp8-rowwise"),
-    (r"fp8|float8", "fp8"),
-    (r"fp16", "fp16"),
+    (r"fp8|float8|e4m3", "fp8"),
+    (r"fp16|(?<!b)float16|\bhalf\b", "fp16"),
     (r"bf16|bfloat16", "bf16"),
     (r"tf32", "tf32"),
     (r"fp32|float32", "fp32"),
@@ -123,6 +124,9 @@ ATTENTION_KERNELS: Final = (
     (r"kernel: (torch|fused)\b", "unfused"),
 )
 
+
+_COLUMN_ALONE: Final = ((r"\b(?:math|eager)\b|\b(?:no|without) flash", "unfused"), (r"^flex$", "flex"))
+"""The same where the column of the kernel says it, whose words stand for other things elsewhere."""
 
 _ENGINE: Final = r"transformer[ -]?engine"
 """In the words for an own loop or its precision: who makes narrow formats there."""
@@ -237,6 +241,8 @@ def attention_of(row: Row, usual: str = "", month: Month = NEWEST) -> str:
         usual: the framework's kernel; where that is unfused and the run says that it had flash attention, it had that of `month`.
     """
     kernel = row.get("flash_attention")
+    if isinstance(kernel, str) and (said := _first(_COLUMN_ALONE, kernel)):
+        return said
     texts = (row.get("notes"), kernel if isinstance(kernel, str) else "", (row.get("extra") or {}).get("attention"))
     if stated := _first(ATTENTION_KERNELS, " ".join(str(text or "") for text in texts)):
         return stated

@@ -41,7 +41,7 @@ GROUP_KEYS: Final = (
 _MEMORY_KINDS: Final[tuple[tuple[str, MemoryKind], ...]] = (
     (r"nvidia-smi|rocm-smi|amd-smi|\bnvml\b|whole device|device memory|\bof the device\b", "device"),
     (r"band|allocated or reserved|kind not stated|^not stated", "band"),
-    (r"^\s*max reserved|max reserved", "reserved"),
+    (r"(?:max|peak)[_ ](?:memory[_ ])?reserved|^\s*reserved", "reserved"),
     (r"allocated", "allocated"),
 )
 """First match in mem_kind."""
