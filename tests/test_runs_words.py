@@ -106,6 +106,7 @@ def test_dispatchers(changes: dict[str, Any], dispatcher: str) -> None:
     ("word", "kind", "capacity"),
     [
         ("token drop cf 1.25", "balanced", 1.25), ("capacity factor=1.0", "balanced", 1.0), ("capacity 1.5", "balanced", 1.5),
+        ("token drop (capacity), 25.09", "balanced", 1.0),
         ("dropless, real routing", "lognormal", None), ("dropless", "balanced", None),
     ],
 )  # fmt: skip

@@ -200,7 +200,7 @@ def _sharding(row: Row, framework: FrameworkSpec, domain: int, notes: list[str])
         table["reshard_after_forward"] = fsdp == ""
     group = (row.get("extra") or {}).get("zero1_group")
     replicas, node = row.get("hsdp_replicas"), int(row.get("gpus_per_node") or 0) // int(row["tp"])
-    if replicas is None and re.search(r"hybrid|hsdp", fsdp, re.IGNORECASE) and node > 1 and domain % node == 0:
+    if replicas is None and re.search(r"hybrid|hsdp", fsdp, re.IGNORECASE) and 1 < node < domain and domain % node == 0:
         replicas = domain // node  # torch.distributed.fsdp.ShardingStrategy: within a node, replicas across nodes
         notes.append(f"replicas of the shards not stated: {replicas}, one a node")
     if isinstance(replicas, int | float) and replicas > 1 and domain % int(replicas) == 0:
@@ -408,7 +408,7 @@ def untrained(row: Row) -> bool:
 
 def _routing(text: str, task: str) -> dict[str, Any]:
     """How tokens spread over experts, as a row says or, where it does not, as what it trains implies."""
-    capacity = re.search(r"(?:capacity(?: factor)?|\bcf)\W{0,3}(\d+(?:\.\d+)?)", text, re.IGNORECASE)
+    capacity = re.search(r"(?:capacity(?: factor)?|\bcf)[\s=:]{0,3}(\d+(?:\.\d+)?)", text, re.IGNORECASE)
     table: dict[str, Any] = {"kind": "balanced"}
     trained = re.match(r"sft|lora|qlora|full|dpo|rl\b", task) is not None and not re.search(r"balance|capacity|drop\b", text)
     if re.search(r"aux-loss-free|natural|\breal (?:rout|data|tok)", text) or trained:
