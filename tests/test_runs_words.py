@@ -52,8 +52,12 @@ def test_an_unknown_recomputation_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "graphs"), [("off", False), ("no", False), ("disabled", False), ("not used", False), ("on", True), ("full", True)]
-)
+    ("word", "graphs"),
+    [
+        ("off", False), ("no", False), ("disabled", False), ("not used", False), ("on", True), ("full", True),
+        ("moe_router, moe_preprocess", False), ("transformer_engine / attn, moe_router", True), ("attention, moe router", True),
+    ],
+)  # fmt: skip
 def test_graphs(word: str, graphs: bool) -> None:
     assert scenario(cuda_graphs=word).training.cuda_graphs is graphs
 
@@ -100,6 +104,26 @@ def test_hybrid_sharding_is_within_a_node_unless_a_row_says_otherwise(word: str)
 )
 def test_dispatchers(changes: dict[str, Any], dispatcher: str) -> None:
     assert scenario(**EXPERTS, **changes).plan.ep_dispatcher == dispatcher
+
+
+@pytest.mark.parametrize(
+    ("changes", "beside", "dispatcher"),
+    [
+        ({}, True, "hybridep"),
+        ({"overlap_ep": False, "moe_routing": "DeepEP"}, False, "deepep"),
+        ({"framework_version": "2026-01"}, False, "alltoall"),
+        ({"cuda_graphs": "attention, moe_router"}, False, "alltoall"),
+        ({"cuda_graphs": "full iteration assumed"}, False, "alltoall"),
+        ({"vpp": 1}, False, "hybridep"),
+        ({"pp": 1, "dp": 32, "vpp": None}, True, "hybridep"),
+    ],
+)
+def test_what_the_framework_exchanges_beside_in_graphs_of_whole_iterations(
+    changes: dict[str, Any], beside: bool, dispatcher: str
+) -> None:
+    row = {"framework": "Megatron-Bridge", "framework_version": "2026-07", "cuda_graphs": "full iteration", **EXPERTS, **changes}
+    plan = scenario(**row).plan
+    assert (plan.overlap_ep, plan.ep_dispatcher) == (beside, dispatcher)
 
 
 @pytest.mark.parametrize(

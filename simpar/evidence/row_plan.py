@@ -9,6 +9,7 @@ from typing import Any, Final
 from simpar.evidence.row_complete import MOST_MICRO_BATCHES, RATE_ALONE
 from simpar.evidence.row_framework import attention_of, narrow_modules, stated_precision
 from simpar.evidence.row_machine import CannotExpress
+from simpar.evidence.row_model import HYBRID
 from simpar.evidence.row_stages import stage_layers
 from simpar.specs.framework import FrameworkSpec, Month
 from simpar.specs.losses import losses_of
@@ -121,11 +122,8 @@ def plan_of(row: Row, framework: FrameworkSpec) -> tuple[dict[str, Any], list[st
         "virtual_stages": _virtual_stages(row, framework, notes),
         "recompute": recompute_of(row, framework, notes),
         "overlap_tp": bool(row.get("overlap_tp")),
-        "overlap_ep": bool(row.get("overlap_ep")),
-        "ep_dispatcher": _first(DISPATCHERS, row.get("moe_routing"))
-        or _first(DISPATCHERS, row.get("notes"))
-        or framework.conventions.ep_dispatcher,
     }  # fmt: skip
+    plan |= _exchange(row, plan, framework, notes)
     if framework.conventions.rank_order:
         plan["placement"] = framework.conventions.rank_order
     if row.get("etp"):
@@ -142,6 +140,19 @@ def plan_of(row: Row, framework: FrameworkSpec) -> tuple[dict[str, Any], list[st
     plan |= stage_layers(row, framework.pipeline.layer_rounding, pp * plan["virtual_stages"])
     plan |= _offload(row, pp)
     return plan, notes
+
+
+def _exchange(row: Row, plan: dict[str, Any], framework: FrameworkSpec, notes: list[str]) -> dict[str, Any]:
+    """What exchanges experts' tokens, and whether beside computation: not of hybrids, and in pipelines of virtual stages alone."""
+    stated = _first(DISPATCHERS, row.get("moe_routing")) or _first(DISPATCHERS, row.get("notes"))
+    beside, usual = row.get("overlap_ep"), framework.conventions.ep_dispatcher
+    whole = re.search(r"full[-_ ]iter(?!.*assumed)", str(row.get("cuda_graphs")), re.IGNORECASE)
+    if framework.conventions.graphed_exchange and plan["ep"] > 1 and whole:
+        usual = framework.conventions.graphed_exchange
+        if beside is None and (plan["pp"] == 1 or plan["virtual_stages"] > 1) and not HYBRID.search(str(row.get("arch"))):
+            beside = True
+            notes.append("graphs hold whole iterations: experts' exchange beside computation, as in the framework's recipes")
+    return {"overlap_ep": bool(beside), "ep_dispatcher": stated or usual}
 
 
 def _cp_style(row: Row, framework: FrameworkSpec) -> str:
@@ -397,7 +408,9 @@ def _graphs(text: str) -> bool:
     implementation = text.split("/")[0]
     if re.match(r"\s*(?:none|no|off|false|disabled|not)\b", implementation, re.IGNORECASE):
         return False
-    return "transformer_engine" not in text or re.search(r"attn|mlp", text) is not None
+    if re.search(r"transformer_engine|moe[_ ](?:router|preprocess)", text):
+        return re.search(r"attn|attention|mlp|iteration|layer", text) is not None
+    return True
 
 
 def untrained(row: Row) -> bool:

@@ -158,9 +158,10 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
                 "beside the gradient"),
             Row((2025, 11), {"logits_fp32_copies": 0.0},
                 "Megatron-Bridge PR 1154: recipes ask for TransformerEngine's loss, as the performance scripts did"),
-            Row((2026, 6), {"fused_operations": ("experts", "nvfp4")},
-                "Megatron-Bridge perf_recipes (deepseek, gpt_oss, qwen, nemotronh): use_transformer_engine_op_fuser where graphs "
-                "hold whole iterations of mixtures of experts; llama31_8b in nvfp4 likewise, the recipe of MLPerf Training v6.0"),
+            Row((2026, 6), {"fused_operations": ("experts", "nvfp4"), "graphed_exchange": "hybridep"},
+                "Megatron-Bridge perf_recipes (deepseek, gpt_oss, qwen, nemotronh): use_transformer_engine_op_fuser, HybridEP and "
+                "overlap_moe_expert_parallel_comm where graphs hold whole iterations of mixtures of experts; llama31_8b in nvfp4 "
+                "with the fuser likewise, the recipe of MLPerf Training v6.0"),
         ),
     ),
     "megatron-deepspeed": (
