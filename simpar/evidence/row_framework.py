@@ -136,6 +136,10 @@ def _first(table: tuple[tuple[str, str], ...], text: str) -> str | None:
     return next((value for pattern, value in table if re.search(pattern, text, re.IGNORECASE)), None)
 
 
+_TUNING: Final = {"megatron-bridge": ("megatron-bridge-tuning", re.compile(r"llama|nemotron|hybrid|mamba", re.IGNORECASE))}
+"""Framework -> what it is in fine-tuning, but of models whose rotary embedding it fuses there as well."""
+
+
 def framework_of(row: Row) -> tuple[str, list[str]]:
     """The framework's name and what was assumed."""
     stated, source = str(row.get("framework") or ""), str(row.get("source") or "")
@@ -148,6 +152,9 @@ def framework_of(row: Row) -> tuple[str, list[str]]:
         name, notes = _named(source)
     if re.search("deepspeed", str(row.get("fsdp") or ""), re.IGNORECASE) and name in _DRIVERS:
         return "deepspeed", [f"framework {stated!r}: as deepspeed, which shards its states"]
+    tuning, fused = _TUNING.get(name or "", ("", None))
+    if fused and re.match(r"sft|lora|qlora|full|dpo", str(row.get("task") or "")):
+        name = name if fused.search(f"{row.get('model_name')} {row.get('arch')}") else tuning
     precision = str(row.get("precision") or "")
     narrow = re.search("fp8|fp4", precision) and re.search(_ENGINE, f"{stated} {precision}", re.IGNORECASE)
     if narrow and row.get("zero_stage") != 3 and name in _DRIVERS:
