@@ -38,7 +38,7 @@ from simpar.result.shorter_steps import ShorterSteps
 from simpar.schedules import SCHEDULES, Schedule, build_schedule
 from simpar.schedules.csv import read_csv
 from simpar.schedules.order import goes_on
-from simpar.specs.calibration import NEUTRAL
+from simpar.specs.calibration import KNOWN
 from simpar.specs.hardware import HardwareProfile, load_hardware
 from simpar.specs.scenario import Scenario
 from simpar.specs.size import check_ops, limits, passes_of
@@ -224,7 +224,7 @@ def settled(scenario: Scenario) -> Scenario:
     if site is None or not site.kinds:
         return scenario
     kind = kind_of(scenario)
-    if site.layout_reach < NEUTRAL["site.layout_reach"]:
+    if site.layout_reach < KNOWN["site.layout_reach"].neutral:
         plain = simulate(scenario.model_copy(update={"site": None}), detail="stage")
         kind = kind_of(scenario, plain.step_time_s)
     return scenario.model_copy(update={"site": site.settled(kind)})

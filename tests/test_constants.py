@@ -31,8 +31,8 @@ from simpar.evidence.predicted import predict, stalled
 from simpar.evidence.samples import MOST_ROWS, Data, Peak, Sample, errors, evenly, sample_of
 from simpar.specs.base import data_dir
 from simpar.specs.calibration import (
-    BOUNDS,
     FACTORS,
+    KNOWN,
     SECONDS,
     UNFAMILIAR,
     WIDTHS,
@@ -106,7 +106,7 @@ def test_a_constant_holds_only_on_architectures_that_sources_ran_on() -> None:
 def test_combined_factors_stay_within_their_bounds() -> None:
     entries = tuple(Constant(name="compute", value=1.5, **group) for group in ({}, {"architecture": "hopper"}))
     with calibrated_by(entries):
-        assert calibration_for("deepspeed", "hopper").compute == BOUNDS["compute"][1]
+        assert calibration_for("deepspeed", "hopper").compute == KNOWN["compute"].bounds[1]
 
 
 def test_a_fit_recovers_and_shrugs_off_sick_runs() -> None:
@@ -182,7 +182,7 @@ def test_the_gate_keeps_what_carries_over_and_nothing_else() -> None:
     assert neutral == ()
 
 
-@pytest.mark.parametrize("sources", [2, 8])
+@pytest.mark.parametrize("sources", [3, 8])
 def test_a_constant_of_an_architecture_leaves_alone_a_family_that_it_harms(sources: int) -> None:
     """Two families need 1.3 on the chip, a third nothing: it is not charged, also where it has too few runs to say so alone."""
     slow = [s for name in ("slow", "slower") for s in runs(8, true={"compute": 1.3}, family=name)]
@@ -198,6 +198,13 @@ def test_a_constant_of_an_architecture_leaves_alone_a_family_that_it_harms(sourc
     assert alone.holds("unseen", "a")
     assert alone.group == "architecture=a, not right"
     assert len(alone.sources) == 16
+
+
+def test_a_family_of_two_sources_is_no_exception() -> None:
+    """What two sources say of a family changes with either of them: the constant of the architecture holds for them too."""
+    slow = [s for name in ("slow", "slower") for s in runs(8, true={"compute": 1.3}, family=name)]
+    (alone,) = select(Data.of([*slow, *runs(2, true={"compute": 1.0}, family="right")]))
+    assert alone.not_for == ()
 
 
 def test_runs_that_no_constant_explains_carry_none() -> None:
@@ -330,7 +337,7 @@ def test_the_shipped_registry_is_small_bounded_and_pays() -> None:
     assert len(entries) <= 40
     assert len({(e.name, e.group) for e in entries}) == len(entries)
     for entry in entries:
-        low, high = BOUNDS[entry.name]
+        low, high = KNOWN[entry.name].bounds
         assert low <= entry.value <= high
         assert entry.rows >= 1
         assert entry.sources

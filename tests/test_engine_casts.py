@@ -9,7 +9,7 @@ from simpar.graph.casts import QUANTIZE as KERNEL
 from simpar.graph.casts import engine_casts
 from simpar.graph.kernel_types import KernelPlan
 from simpar.graph.types import Layer
-from simpar.model.network import transformer_network
+from simpar.model.layered import token_network
 from simpar.parallel.blocks import split_block
 from simpar.parallel.degrees import Degrees
 from simpar.parallel.split_options import SplitOptions
@@ -26,7 +26,7 @@ H, F, QKV, HEADS = 8192, 28672, 10240, 8192
 def _block(model: str, name: str) -> Layer:
     spec = load_model(model)
     assert isinstance(spec, TransformerSpec)
-    network = transformer_network(spec, 1, TOKENS)
+    network = token_network(spec, 1, TOKENS)
     return next(b for b in network.layers if b.name == name)
 
 
@@ -46,7 +46,7 @@ def _casts(ops: tuple[LocalOp, ...]) -> dict[str, float]:
 def test_bytes_of_a_dense_layer(precision: str, architecture: str, scaling: str, each: float) -> None:
     casts = engine_casts(precision, architecture, scaling)
     assert casts is not None
-    local = split_block(_block("llama3.1-70b", "layer"), SplitOptions(Degrees(), KernelPlan(), engine_casts=casts))
+    local = split_block(_block("llama3.1-70b", "full_mlp"), SplitOptions(Degrees(), KernelPlan(), engine_casts=casts))
     forward = {"attention/proj.cast": HEADS, "mlp/fc2.cast": F}
     if casts.norms:
         forward |= {"attention/qkv.cast": H, "mlp/fc1.cast": H}
@@ -63,7 +63,7 @@ def test_no_casts_in_16_bits_or_elsewhere() -> None:
 
 def test_frozen_weights_need_one_layout_only() -> None:
     casts = engine_casts("fp8", "hopper", "delayed")
-    block = _block("llama3.1-70b", "layer")
+    block = _block("llama3.1-70b", "full_mlp")
     trained = split_block(block, SplitOptions(Degrees(), KernelPlan(), engine_casts=casts))
     frozen = split_block(block, SplitOptions(Degrees(), KernelPlan(), engine_casts=casts, lora_rank=16))
     assert sum(_casts(frozen.backward).values()) == pytest.approx(0.75 * sum(_casts(trained.backward).values()))
@@ -71,7 +71,7 @@ def test_frozen_weights_need_one_layout_only() -> None:
 
 def test_sequence_parallel_ranks_cast_their_part() -> None:
     casts = engine_casts("fp8", "hopper", "delayed")
-    block = _block("llama3.1-70b", "layer")
+    block = _block("llama3.1-70b", "full_mlp")
     whole = _casts(split_block(block, SplitOptions(Degrees(tp=4), KernelPlan(), engine_casts=casts)).backward)
     part = _casts(
         split_block(block, SplitOptions(Degrees(tp=4, sequence_parallel=True), KernelPlan(), engine_casts=casts)).backward
@@ -85,7 +85,7 @@ def test_experts_cast_every_row_and_the_router_none() -> None:
     model = load_model("qwen3-30b-a3b")
     assert isinstance(model, TransformerSpec)
     options = SplitOptions(Degrees(), KernelPlan(), moe=model.moe, engine_casts=casts)
-    local = split_block(_block("qwen3-30b-a3b", "moe_layer"), options)
+    local = split_block(_block("qwen3-30b-a3b", "full_experts"), options)
     forward = _casts(local.forward)
     assert forward["moe/fc1.cast"] == pytest.approx(4.0 * 8 * 2048)
     assert forward["moe/fc2.cast"] == pytest.approx(4.0 * 8 * 768)

@@ -8,7 +8,7 @@ from simpar.graph.kernel_types import Kernel, KernelPlan
 from simpar.graph.kernels import kernels
 from simpar.graph.shard import Placement, Shards
 from simpar.graph.types import Layer
-from simpar.model.blocks import Batch, head_graph, layer_graph
+from simpar.model.layered import token_network
 from simpar.parallel.blocks import split_block
 from simpar.parallel.degrees import Degrees
 from simpar.parallel.split_options import SplitOptions
@@ -31,8 +31,7 @@ def preset(name: str = "llama3.1-8b") -> TransformerSpec:
 
 def layer_of(name: str = "llama3.1-8b") -> Layer:
     """One layer of a preset."""
-    spec = preset(name)
-    return layer_graph(spec, Batch(1, TOKENS), moe=spec.moe is not None)
+    return token_network(preset(name), 1, TOKENS).layers[-1]
 
 
 def moved(layer: Layer, plan: KernelPlan) -> dict[str, tuple[float, float, int]]:
@@ -134,7 +133,8 @@ def test_a_weight_gradient_waits_for_its_input_and_the_layer_for_the_reduction()
 
 
 def test_split_logits_are_reduced_once_per_statistic() -> None:
-    head = head_graph(preset(), Batch(1, TOKENS))
+    head = token_network(preset(), 1, TOKENS).head
+    assert head is not None
     local = split_block(head, SplitOptions(Degrees(tp=8), KernelPlan(loss_all_reduces=2)))
     reduced = [op.work for op in local.forward if isinstance(op.work, Collective)]
     assert [(work.name, work.bytes, work.repeat) for work in reduced] == [("all_reduce", 4.0 * TOKENS, 2)]

@@ -17,8 +17,8 @@ from simpar.graph.kernel_types import KernelPlan
 from simpar.graph.masks import BIDIRECTIONAL, Mask
 from simpar.graph.rematerialise import Recompute, cut
 from simpar.graph.types import Attention, Axis, Einsum, Layer
-from simpar.model.blocks import Batch, layer_graph, mtp_graph
-from simpar.model.network import simple_network, transformer_network
+from simpar.model.layered import token_network
+from simpar.model.network import simple_network
 from simpar.parallel.blocks import LocalBlock, split_block
 from simpar.parallel.context import pairs
 from simpar.parallel.degrees import Degrees
@@ -45,7 +45,7 @@ def split(
 ) -> LocalBlock:
     """One layer of a preset on one rank."""
     spec = model(name)
-    layer = layer_graph(spec, Batch(1, TOKENS), moe=spec.moe is not None)
+    layer = token_network(spec, 1, TOKENS).layers[-1]
     recompute = Recompute(full, frozenset(modules), stops)
     return split_block(layer, SplitOptions(degrees, plan, recompute, moe=spec.moe))
 
@@ -117,7 +117,7 @@ def test_a_gathered_input_that_torch_keeps_is_gathered_again_once_it_is_dropped(
 def repeated(name: str, *modules: str) -> tuple[str, ...]:
     """Nodes that run again."""
     spec = model(name)
-    layer = layer_graph(spec, Batch(1, TOKENS), moe=spec.moe is not None)
+    layer = token_network(spec, 1, TOKENS).layers[-1]
     return cut(layer, PLAN, Recompute(modules=frozenset(modules))).repeated
 
 
@@ -158,7 +158,7 @@ def test_per_op_checkpointing_saves_every_second_linear() -> None:
     # wq_a, wkv_a and wo of latent attention, in the order of its code; queries and keys of all heads are made again.
     latent = stays("deepseek-v3", "op_exchanged")
     assert {k: v for k, v in latent.items() if "attention/" in k and k != "attention/lse"} == {
-        "attention/q_norm_in": 2.0 * 1536, "attention/kv_down.out": 2.0 * 576, "attention/out": 2.0 * 128 * 128,
+        "attention/q_down.out": 2.0 * 1536, "attention/kv_down.out": 2.0 * 576, "attention/out": 2.0 * 128 * 128,
         "attention/proj.out": 2.0 * 7168,
     }  # fmt: skip
     # Its third linear of a gated pair is the seventh: of the shared expert the second one is saved.
@@ -177,7 +177,7 @@ def test_a_cut_keeps_or_makes_again_everything(name: str, modules: set[str]) -> 
 
 def test_full_recomputation_keeps_what_enters() -> None:
     spec = model("deepseek-v3")
-    layer = mtp_graph(spec, Batch(1, TOKENS), moe=True)
+    (layer,) = token_network(spec, 1, TOKENS).mtp
     local = split_block(layer, SplitOptions(Degrees(), PLAN, Recompute(full=True), moe=spec.moe))
     assert dict(local.saved) == {"mtp/hidden_norm_in": 2.0 * TOKENS * 7168, "mtp/embedding_norm_in": 2.0 * TOKENS * 7168}
 
@@ -185,7 +185,7 @@ def test_full_recomputation_keeps_what_enters() -> None:
 @pytest.mark.parametrize("style", ["ring", "all_gather", "ulysses"])
 @pytest.mark.parametrize("window", [None, 512, 2048])
 def test_every_style_of_context_parallelism_attends_the_same_pairs(style: Any, window: int | None) -> None:
-    layer = layer_graph(model(), Batch(1, 8192), moe=False, mask=Mask("window", window) if window else Mask())
+    layer = token_network(model(sliding_window=window), 1, 8192).layers[-1]
 
     def attended(degrees: Degrees) -> float:
         local = split_block(layer, SplitOptions(degrees, PLAN))
@@ -196,7 +196,7 @@ def test_every_style_of_context_parallelism_attends_the_same_pairs(style: Any, w
 
 
 def test_encoders_see_everything_and_decoders_what_came_before() -> None:
-    network = transformer_network(model("switch-base"), 1, 512)
+    network = token_network(model("switch-base"), 1, 512)
     masks = [[node.mask for node in layer.nodes if isinstance(node, Attention)] for layer in network.layers]
     assert masks[0] == [BIDIRECTIONAL]
     assert masks[-1] == [Mask(), BIDIRECTIONAL]
@@ -322,8 +322,7 @@ def test_an_exchange_hides_beside_another_micro_batch_and_no_compute_is_lost() -
 
 def test_a_linear_layer_holds_the_norm_that_it_alone_reads() -> None:
     def holding(name: str) -> set[str]:
-        spec = model(name)
-        layer = layer_graph(spec, Batch(1, 16), moe=spec.moe is not None)
+        layer = token_network(model(name), 1, 16).layers[-1]
         return {node.name for node in layer.nodes if isinstance(node, Einsum) and holds_norm(layer, node)}
 
     assert holding("llama3.1-8b") == {"attention/qkv", "mlp/fc1"}

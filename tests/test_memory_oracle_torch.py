@@ -68,7 +68,7 @@ def layout_of(found: Scenario) -> Layout:
 
 def layers_of(layout: Layout) -> list[LocalBlock]:
     """Blocks of transformer layers."""
-    return [block for blocks in layout.stage_blocks for block in blocks if block.name == "layer"]
+    return [block for blocks in layout.stage_blocks for block in blocks if not block.outside_layers]
 
 
 def kept_after_forward(model: Llama, x: Any, recompute: str) -> int:

@@ -13,13 +13,10 @@ import pytest
 
 from simpar.cli.app import main
 from simpar.errors import InputError
-from simpar.graph.ledger import forward_flops
 from simpar.graph.masks import Mask
 from simpar.model.forms import general, short
 from simpar.model.huggingface import from_huggingface, read
-from simpar.model.layered import layered_network
 from simpar.model.ledger import entries, total_parameters, totals
-from simpar.model.network import transformer_network
 from simpar.specs.architecture import ArchitectureSpec
 from simpar.specs.mixers import AttentionSpec
 from simpar.specs.model import TransformerSpec
@@ -247,23 +244,19 @@ def test_both_forms_of_a_preset_are_the_same_model(name: str) -> None:
         assert totals(general(again), 64) == counted
 
 
-@pytest.mark.parametrize(
-    "name", ["llama3.1-8b", "mixtral-8x7b", "deepseek-v2", "qwen3-30b-a3b", "gpt3-175b", "nemotron4-15b", "deepseek-v3"]
-)
-def test_layers_of_both_forms_are_the_same_graphs(name: str) -> None:
-    model = load_model(name)
-    assert isinstance(model, TransformerSpec)
-    layered, own = layered_network(general(model), 2, 512), transformer_network(model, 2, 512)
-    assert layered.parameters == own.parameters
-    for mine, other in zip((*layered.layers, *layered.mtp), (*own.layers, *own.mtp), strict=True):
-        assert [type(node) for node in mine.nodes] == [type(node) for node in other.nodes]
-        assert [node.name for node in mine.nodes] == [node.name for node in other.nodes]
-        assert sum(flops for _, flops in forward_flops(mine)) == sum(flops for _, flops in forward_flops(other))
-
-
 def test_a_config_is_a_transformer_where_one_can_say_it() -> None:
     assert isinstance(from_huggingface(config("Qwen3-30B-A3B.json")), TransformerSpec)
     assert isinstance(from_huggingface(config("gpt-oss-20b.json")), ArchitectureSpec)
+
+
+def test_a_reader_takes_over_the_settled_keys_of_its_parent() -> None:
+    small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100, "intermediate_size": 128}
+    table = {"model_type": "hunyuan", **small, "num_experts": 4, "moe_topk": 2}
+    # `moe_layer_num_skipped` is settled for all mixtures of Hunyuan's, `cla_share_factor` for the largest.
+    settled = {"moe_layer_num_skipped": 3, "cla_share_factor": 2}
+    assert read({**table, **settled}).stacks == read(table).stacks
+    with pytest.raises(InputError, match="moe_layer_num_skipped"):
+        read({**table, **settled, "model_type": "mixtral"})
 
 
 def test_layers_by_hand() -> None:

@@ -15,7 +15,7 @@ from simpar.model.ledger import active_parameters, total_parameters
 from simpar.specs.architecture import ArchitectureSpec
 from simpar.specs.base import data_dir
 from simpar.specs.model import MlpSpec, TransformerSpec
-from simpar.specs.models_io import load_model, model_names, preset_called
+from simpar.specs.models_io import load_model, model_names, preset_called, preset_described
 from simpar.specs.scenario import make_scenario, read_scenario
 
 HF = Path(__file__).parent / "data" / "hf"
@@ -169,6 +169,16 @@ def test_every_preset_is_found_under_an_organisation(name: str) -> None:
 @pytest.mark.parametrize("name", ["mistralai/Mistral-7B-v0.1", "meta-llama/Llama-5-8B", "Qwen/Qwen3-8", "", "/"])
 def test_names_of_other_models_mean_no_preset(name: str) -> None:
     assert preset_called(name) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "preset"),
+    [("Llama 3.1 405B proxy, 8 layers", "llama3.1-405b"), ("Meta-Llama-3-8B (untied)", "llama3.1-8b"),
+     ("Mixtral 8x22B-G8T8", "mixtral-8x22b"),
+     ("Nemotron_3_Nano", "nemotron-3-nano-30b-a3b"), ("DeepseekV2_236B", "deepseek-v2"), ("Nemotron", None), ("of 8B", None)],
+)  # fmt: skip
+def test_descriptions_speak_of_presets(text: str, preset: str | None) -> None:
+    assert preset_described(text) == preset
 
 
 def test_an_error_lists_the_nearest_of_many_names() -> None:

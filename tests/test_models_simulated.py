@@ -10,7 +10,7 @@ import pytest
 
 from simpar.errors import InputError
 from simpar.graph.masks import Mask
-from simpar.model.layered import layered_network
+from simpar.model.layered import token_network
 from simpar.model.ledger import totals
 from simpar.specs.architecture import ArchitectureSpec
 from simpar.specs.models_io import load_model
@@ -113,7 +113,7 @@ def test_every_layer_is_prepared_once_per_kind() -> None:
 def test_residual_streams_travel_between_stages() -> None:
     model = load_model("deepseek-v4-flash")
     assert isinstance(model, ArchitectureSpec)
-    network = layered_network(model, 2, 128)
+    network = token_network(model, 2, 128)
     assert set(network.boundary_elements) == {2 * 128 * 4096 * 4.0}
 
 
@@ -122,15 +122,15 @@ def test_prediction_modules_run_on_the_last_stage() -> None:
     model = load_model("deepseek-v3.2")
     assert isinstance(model, ArchitectureSpec)
     network, without = (
-        layered_network(model, 1, 512),
-        layered_network(model.model_copy(update={"num_nextn_predict_layers": 0}), 1, 512),
+        token_network(model, 1, 512),
+        token_network(model.model_copy(update={"num_nextn_predict_layers": 0}), 1, 512),
     )
     assert (len(network.mtp), without.mtp, without.mtp_head) == (1, (), None)
     layer = sum(network.layers[-1].weights(node) for node in network.layers[-1].nodes)
     assert network.parameters - without.parameters == layer + 2 * 7168 * 7168 + 3 * 7168  # a projection of pairs, three norms
     hybrid = load_model("nemotron-3-super-120b-a12b")
     assert isinstance(hybrid, ArchitectureSpec)
-    (module,) = layered_network(hybrid, 1, 512).mtp
+    (module,) = token_network(hybrid, 1, 512).mtp
     assert {"attention/core", "moe/router"} <= {node.name for node in module.nodes}
 
 

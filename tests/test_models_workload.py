@@ -9,7 +9,8 @@ from parameter_ledger import mtp_parameters, parameters, total, total_parameters
 
 from simpar.graph.kernel_types import Kernel, KernelPlan
 from simpar.graph.kernels import kernels
-from simpar.model.network import simple_network, transformer_network
+from simpar.model.layered import token_network
+from simpar.model.network import simple_network
 from simpar.parallel.layout import Layout
 from simpar.parallel.work import LocalOp, MemoryWork
 from simpar.specs.framework_policies import Kernels
@@ -25,7 +26,7 @@ SMALL = ("embedding/relative", "final/norm", "mtp.final_norm")
 def test_ops_hold_the_parameters_of_the_ledger(name: str) -> None:
     model = load_model(name)
     if isinstance(model, TransformerSpec):
-        network = transformer_network(model, 1, 16)
+        network = token_network(model, 1, 16)
         left_out = sum(n for path, n in (*parameters(model), *mtp_parameters(model)) if path in SMALL)
     else:
         network, left_out = simple_network(model, 1, 1), 0
@@ -39,7 +40,7 @@ def test_biases_and_clamps_of_experts_are_kernels_of_their_own_unless_fused() ->
     clamped = plain.model_copy(update={"mlp_bias": True, "swiglu_limit": 7.0})
 
     def expert_ops(model: TransformerSpec, *, fused: bool) -> dict[str, tuple[float, float]]:
-        layer = next(layer for layer in transformer_network(model, 1, 128).layers if layer.name == "moe_layer")
+        layer = next(layer for layer in token_network(model, 1, 128).layers if layer.name == "full_experts")
         found = kernels(layer, KernelPlan(Kernels(fused_expert_bias=fused)))
         return {
             k.node.name: (sum(each for _, each in k.forward) + k.copied[0], sum(each for _, each in k.backward) + k.copied[1])
@@ -77,7 +78,7 @@ def test_expert_biases_and_clamps_move_what_torch_counts(bytes_each: float, copi
     plain = load_model("qwen3-30b-a3b")
     assert isinstance(plain, TransformerSpec)
     model = plain.model_copy(update={"mlp_bias": True, "swiglu_limit": 7.0})
-    layer = next(layer for layer in transformer_network(model, 1, 128).layers if layer.name == "moe_layer")
+    layer = next(layer for layer in token_network(model, 1, 128).layers if layer.name == "full_experts")
     found = {k.node.name: k for k in kernels(layer, KernelPlan(row_probability_bytes=bytes_each))}
     assert found["moe/fc2_bias"].copied == copied
     for name, function in (("moe/fc2_bias", biased), ("moe/clamp", clamped)):
@@ -92,7 +93,7 @@ def test_a_clamp_is_part_of_a_compiled_activation() -> None:
     plain = load_model("qwen3-30b-a3b")
     assert isinstance(plain, TransformerSpec)
     model = plain.model_copy(update={"mlp_bias": True, "swiglu_limit": 7.0})
-    layer = next(layer for layer in transformer_network(model, 1, 128).layers if layer.name == "moe_layer")
+    layer = next(layer for layer in token_network(model, 1, 128).layers if layer.name == "full_experts")
     apart, inside = ({k.node.name for k in kernels(layer, KernelPlan(Kernels(fused_clamp=fused)))} for fused in (False, True))
     assert apart - inside == {"moe/clamp"}
     assert "moe/fc2_bias" in inside
@@ -124,7 +125,7 @@ def test_the_glue_of_latent_attention_moves_what_torch_counts() -> None:
         torch.autograd.backward((queries, keys, values), gradients)
     model = load_model("deepseek-v3")
     assert isinstance(model, TransformerSpec)
-    layer = transformer_network(model.model_copy(update={"num_attention_heads": heads}), 1, tokens).layers[1]
+    layer = token_network(model.model_copy(update={"num_attention_heads": heads}), 1, tokens).layers[1]
     kernel = next(k for k in kernels(layer, KernelPlan(Kernels(fused_rope=False))) if k.node.name == "attention/rope")
 
     def moved(part: Any) -> float:
@@ -162,7 +163,7 @@ def test_gelus_that_transformers_writes_out_move_and_keep_what_torch_counts(name
         gelu(x)
     model = load_model("gpt3-175b")
     assert isinstance(model, TransformerSpec)
-    layer = transformer_network(model.model_copy(update={"activation": name}), 1, 16).layers[1]
+    layer = token_network(model.model_copy(update={"activation": name}), 1, 16).layers[1]
 
     def kernel(**library: bool) -> Kernel:
         plan = KernelPlan(Kernels(**{"fused_activation": False, **library}), autocast_powers=autocast)
@@ -204,7 +205,7 @@ def test_a_stream_of_fp32_moves_what_torch_counts() -> None:
 
     model = load_model("llama3.1-8b")
     assert isinstance(model, TransformerSpec)
-    layer = transformer_network(model, 1, 16).layers[1]
+    layer = token_network(model, 1, 16).layers[1]
     library = Kernels(fused_norm=False, fused_rope=False, fused_residual=True)
     found = {k.node.name: k for k in kernels(layer, KernelPlan(library, autocast="own"))}
 

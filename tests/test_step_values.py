@@ -38,7 +38,7 @@ def scenario(plan: dict[str, Any], model: dict[str, Any] = DENSE, *, gpus: int =
 
 def layer_of(found: Scenario) -> LocalBlock:
     blocks = [b for stage in prepare(found).layout.stage_blocks for b in stage]
-    return next(b for b in blocks if b.name in ("layer", "moe_layer"))
+    return next(b for b in blocks if not b.outside_layers)
 
 
 def traffic(ops: Any) -> dict[str, float]:

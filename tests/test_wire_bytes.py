@@ -47,7 +47,7 @@ def scenario(plan: dict[str, Any], model: dict[str, Any] = DENSE, *, nodes: int 
 def layer_of(found: Scenario) -> LocalBlock:
     """One transformer layer on one rank."""
     blocks = [b for stage in prepare(found).layout.stage_blocks for b in stage]
-    return next(b for b in blocks if b.name in ("layer", "moe_layer"))
+    return next(b for b in blocks if not b.outside_layers)
 
 
 def moved(ops: Any) -> Wire:

@@ -7,8 +7,8 @@ from parameter_ledger import mtp_parameters, parameters
 
 from simpar.graph.kernel_types import KernelPlan
 from simpar.graph.rematerialise import Recompute
-from simpar.model.blocks import Batch, layer_graph
-from simpar.model.network import simple_network, transformer_network
+from simpar.model.layered import token_network
+from simpar.model.network import simple_network
 from simpar.parallel.blocks import split_block
 from simpar.parallel.degrees import Degrees
 from simpar.parallel.split_options import SplitOptions
@@ -33,7 +33,7 @@ def test_every_preset_has_the_ledgers_parameters(name: str) -> None:
     model = load_model(name)
     ledger = sum(count for _, count in (*parameters(model), *mtp_parameters(model)))
     if isinstance(model, TransformerSpec):
-        network = transformer_network(model, 1, 16)
+        network = token_network(model, 1, 16)
     else:
         network = simple_network(model, 1, 1)
     assert network.parameters == ledger
@@ -41,7 +41,7 @@ def test_every_preset_has_the_ledgers_parameters(name: str) -> None:
 
 def saved(model: TransformerSpec, degrees: Degrees, recompute: Recompute = Recompute(), style: KernelPlan = STYLE) -> float:
     """Saved bytes per token of one layer."""
-    block = layer_graph(model, Batch(1, 1024), moe=False)
+    block = token_network(model, 1, 1024).layers[-1]
     return split_block(block, SplitOptions(degrees, style, recompute)).saved_bytes / 1024
 
 
@@ -84,7 +84,7 @@ def test_layernorm_recomputation_frees_4h() -> None:
 
 def collectives(degrees: Degrees, recompute: Recompute = Recompute()) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     model = dense()
-    block = layer_graph(model, Batch(1, 8192), moe=False)
+    block = token_network(model, 1, 8192).layers[-1]
     local = split_block(block, SplitOptions(degrees, STYLE, recompute))
     found: tuple[dict[str, list[float]], dict[str, list[float]]] = ({}, {})
     for into, ops in zip(found, (local.forward, local.backward), strict=True):
@@ -120,7 +120,7 @@ def test_matmul_work_is_conserved(degrees: Degrees) -> None:
     from simpar.parallel.work import Gemm
 
     model = dense()
-    block = layer_graph(model, Batch(1, 8192), moe=False)
+    block = token_network(model, 1, 8192).layers[-1]
 
     def flops(d: Degrees) -> float:
         local = split_block(block, SplitOptions(d, STYLE))
@@ -136,7 +136,7 @@ def test_context_parallel_attention_work_is_balanced(style: str) -> None:
     from simpar.parallel.work import AttentionWork
 
     model = dense()
-    block = layer_graph(model, Batch(1, 8192), moe=False)
+    block = token_network(model, 1, 8192).layers[-1]
 
     def pairs(d: Degrees) -> float:
         local = split_block(block, SplitOptions(d, STYLE))
@@ -149,7 +149,7 @@ def test_context_parallel_attention_work_is_balanced(style: str) -> None:
 def test_degree_one_is_the_identity() -> None:
     """A degree of 1 adds no op and no byte."""
     model = dense()
-    block = layer_graph(model, Batch(1, 8192), moe=False)
+    block = token_network(model, 1, 8192).layers[-1]
     one = split_block(block, SplitOptions(Degrees(), STYLE))
     assert not any(isinstance(op.work, Collective) for op in (*one.forward, *one.backward))
     sequence = split_block(block, SplitOptions(Degrees(sequence_parallel=True), STYLE))

@@ -20,6 +20,16 @@ ATTENTION_SHARE = 0.5
 """Of a dense layer's modules, and so of the host's time beside its launches: what a layer with experts keeps (assumed: attention
 and feed-forward alike; the kernels of router, dispatch and experts are counted one by one)."""
 
+ROTATED: Final = {"F": 12, "B": 10}
+"""Kernels that turn one document's queries, or its keys: sine and cosine of its angles scaled and cast, two products, the halves
+swapped, their sum; backward those of autograd (Megatron-LM core/models/common/embeddings/rope_utils.py,
+_apply_rotary_pos_emb_thd)."""
+REORDERED: Final = {"F": 48, "B": 40}
+"""Launches, a read of a value counted as two, that put one chunk of one document in order around attention whose heads are split by
+all-to-all: before it 9 and two reads, of queries, keys and values, backward of the output's gradient; after it 5 and two, of the
+output, backward of three gradients (TransformerEngine context_parallel.py, reorder_seq_chunks_after_a2a_before_attn_thd and
+reorder_seq_chunks_before_a2a_after_attn_thd). In either direction they come from Python."""
+
 PAIR_HOOKS: Final = {"F": 3.5, "B": 2.0}
 """Hooks of ZeRO-3 around a low-rank pair over those around a weight's module: in a forward peft's layer, dropout, A and B have
 some, in a backward A and B. Seven pairs lengthen the hooks of a Qwen3 layer, 14 modules, from 3.3 to 9.0 ms forward and from 3.2
@@ -80,6 +90,7 @@ def launch_seconds(layout: Layout, price: BlockPrice, phase: str) -> float:
     own = slow if known is None else known * layout.hardware.node.core_slowdown * layout.calibration.host
     own *= spec.host.layer_cpu_s
     host = price.kernels * each + beside + passes * own + slow * forwards * price.pairs * spec.host.adapter_cpu_s
+    host += _documents_s(layout, price, phase, forwards) * slow
     if price.containers and "op" in layout.recompute.modules:
         host += slow * spec.host.op_layer_cpu_s[phase != "F"]
     if layout.plan.tp > 1:
@@ -100,6 +111,20 @@ def launch_seconds(layout: Layout, price: BlockPrice, phase: str) -> float:
         lists = price.matrices * (1 if phase == "F" else 2)
         host += price.seconds + slow * lists * layout.placement("shard").size * spec.host.launch_s
     return host
+
+
+def _documents_s(layout: Layout, price: BlockPrice, phase: str, forwards: float) -> float:
+    """Host time of what goes through packed documents one by one, around each attention, in a phase with so many forwards."""
+    host, training, plan = layout.framework.host, layout.training, layout.plan
+    lengths = training.document_lengths
+    if not (lengths and host.document_loops and price.containers and any(name == "attention" for name, _ in price.terms)):
+        return 0.0
+    backwards, found = float(phase != "F"), 0.0
+    if not layout.framework.kernels.fused_rope:
+        found += 2 * (forwards * ROTATED["F"] * host.launch_s + backwards * ROTATED["B"] * host.backward_launch_s)
+    if plan.cp > 1 and plan.cp_style == "ulysses":
+        found += 2 * plan.cp * (forwards * REORDERED["F"] + backwards * REORDERED["B"]) * host.launch_s
+    return training.micro_batch_size * training.sequence_length * len(lengths) / sum(lengths) * found
 
 
 def least_launches(layout: Layout, *, experts: bool) -> tuple[float, float]:

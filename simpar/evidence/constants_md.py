@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from simpar.specs.base import checkout_dir, data_dir
-from simpar.specs.calibration import ANY, BOUNDS, MEANING, NEUTRAL, Constant, Unseen, constants, unseen
+from simpar.specs.calibration import ANY, KNOWN, Constant, Unseen, constants, unseen
 
 FAMILIES: Final = {
     "megatron-core": "Megatron-LM, NeMo, Megatron-Bridge, others built on it", "torchtitan": "torchtitan, torchtune, prime-rl",
@@ -30,7 +30,7 @@ def constants_text(entries: Sequence[Constant], rows: Sequence[Unseen] = ()) -> 
         "",
         "| constant | what it is | neutral | least | most |",
         "|---|---|---:|---:|---:|",
-        *(f"| {name} | {MEANING[name]} | {NEUTRAL[name]:g} | {low:g} | {high:g} |" for name, (low, high) in BOUNDS.items()),
+        *(f"| {name} | {k.meaning} | {k.neutral:g} | {k.bounds[0]:g} | {k.bounds[1]:g} |" for name, k in KNOWN.items()),
         "",
         "Gain: the mean over the sources of its own group of the absolute relative error without the constant minus the error with "
         "it, each source left out of the fit; a constant whose gain does not exceed its standard error is not kept, and one that "

@@ -18,11 +18,11 @@ import numpy as np
 from simpar.evidence.pooled import LEAST_SOURCES, described
 from simpar.evidence.samples import Data, FloatArray, Peak, Sample
 from simpar.result.interval import HALF_WIDTH
-from simpar.specs.calibration import ANY, BOUNDS, UNFAMILIAR, Constant, Name
+from simpar.specs.calibration import ANY, UNFAMILIAR, Constant, within
 
 LEVEL: Final = 0.8
 """Share of runs that an interval is to cover."""
-SIDES: Final[dict[Name, float]] = {"interval_up": 1.0, "interval_down": -1.0}
+SIDES: Final[dict[str, float]] = {"interval_up": 1.0, "interval_down": -1.0}
 """Factor on one half of a step's interval -> sign of log(measured / predicted) there."""
 SHRINK: Final = 1.0
 """Weight of the group around in the factor of a group, in sources."""
@@ -76,7 +76,7 @@ def quantile(values: Sequence[float], sources: Sequence[str], level: float, powe
     return float(np.asarray(values)[order][min(int(np.searchsorted(share, level)), len(values) - 1)])
 
 
-def nested(name: Name, rows: Sequence[Sample], values: FloatArray) -> list[Constant]:
+def nested(name: str, rows: Sequence[Sample], values: FloatArray) -> list[Constant]:
     """The quantile of `values` that leaves a tenth above, of all runs and of each family of at least `LEAST_SOURCES` sources.
 
     A group whose value is that of the group around it, as far as one can tell, has none of its own.
@@ -92,25 +92,19 @@ def nested(name: Name, rows: Sequence[Sample], values: FloatArray) -> list[Const
         count = len(set(sources))
         if family != ANY and count < LEAST_SOURCES:
             continue
-        value = clipped(name, quantile([float(values[i]) for i in inside], sources, (1.0 + LEVEL) / 2.0))
+        value = within(name, quantile([float(values[i]) for i in inside], sources, (1.0 + LEVEL) / 2.0))
         if found:
             value = pulled(value, count, found[0].value)
             if abs(math.log(value / found[0].value)) < TELLING:
                 continue
         listed = {"rows": len(inside), "sources": tuple(sorted(set(sources)))}
-        found.append(entry.model_copy(update={"value": clipped(name, value), **listed}))
+        found.append(entry.model_copy(update={"value": within(name, value), **listed}))
     return found
 
 
 def pulled(own: float, count: int, around: float) -> float:
     """The width of a group of `count` sources, pulled to that of the group around it."""
     return math.exp((count * math.log(max(own, 1e-3)) + SHRINK * math.log(max(around, 1e-3))) / (count + SHRINK))
-
-
-def clipped(name: Name, value: float) -> float:
-    """`value` within the bounds of a constant."""
-    low, high = BOUNDS[name]
-    return min(max(value, low), high)
 
 
 def interval_entries(data: Data, unseen: FloatArray, unfamiliar: FloatArray) -> list[Constant]:
@@ -132,7 +126,7 @@ def interval_entries(data: Data, unseen: FloatArray, unfamiliar: FloatArray) -> 
     return found
 
 
-PEAKS: Final[dict[bool, Name]] = {False: "memory_error", True: "expert_memory_error"}
+PEAKS: Final[dict[bool, str]] = {False: "memory_error", True: "expert_memory_error"}
 """Whether a model has experts -> the width of the interval of its peak of memory."""
 
 
@@ -153,7 +147,7 @@ def memory_entries(peaks: Sequence[Peak]) -> list[Constant]:
         sources = tuple(sorted({p.source for p in rows}))
         if rows:
             value = pulled(width(rows), len(sources), width(peaks))
-            found.append(Constant(name=name, value=clipped(name, value), status="interval", rows=len(rows), sources=sources))
+            found.append(Constant(name=name, value=within(name, value), status="interval", rows=len(rows), sources=sources))
     return found
 
 

@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.evidence.samples import Data, FloatArray
-from simpar.specs.calibration import BOUNDS, FACTORS, NEUTRAL, Constant, Name
+from simpar.specs.calibration import FACTORS, KNOWN, Constant
 
-SPREAD: Final[dict[Name, float]] = {"compute": 0.1, "memory": 0.3}
+SPREAD: Final[dict[str, float]] = {"compute": 0.1, "memory": 0.3}
 """Standard deviation of log(constant) between architectures (assumed before any fit, and not tuned). What is not listed was tried
 and gained nothing on left-out sources: communication, host seconds per pass and per step, a factor for all runs together, factors
 for a software family or a family on one GPU (with those on offer the choice repeated without each source is 0.2 % worse)."""
@@ -36,9 +36,7 @@ SIGMA: Final = 0.1
 HUBER: Final = 0.1
 """Log error up to which errors count squared; beyond it they count linearly."""
 LEAST_SOURCES: Final = 3
-"""Fewest sources of a group with run-level constants of its own."""
-PART_SOURCES: Final = 2
-"""Fewest sources of a family that a constant may be found not to hold for."""
+"""Fewest sources of a group with run-level constants of its own, and of a family that a constant may be found not to hold for."""
 LEAST_GAIN: Final = 0.0025
 """Least gain of a constant, a quarter of a point of error: less is not worth a number."""
 WORST: Final = 0.5
@@ -48,7 +46,7 @@ WORST: Final = 0.5
 def candidates(data: Data) -> list[Constant]:
     """Every constant that could be fitted: those of architectures with enough sources, neutral."""
     chips = sorted({s.architecture for s in data.samples})
-    found = [Constant(name=name, value=NEUTRAL[name], architecture=chip) for chip in chips for name in SPREAD]
+    found = [Constant(name=name, value=KNOWN[name].neutral, architecture=chip) for chip in chips for name in SPREAD]
     return [entry for entry in found if len(data.sources_of(entry)) >= LEAST_SOURCES]
 
 
@@ -113,7 +111,7 @@ def fit(data: Data, entries: Sequence[Constant]) -> tuple[Constant, ...]:
     if not entries:
         return ()
     problem = Problem.of(data, entries)
-    low, high = (np.log([BOUNDS[e.name][end] for e in entries]) for end in (0, 1))
+    low, high = (np.log([KNOWN[e.name].bounds[end] for e in entries]) for end in (0, 1))
     found = least_squares(problem.residuals, np.zeros(len(entries)), problem.jacobian, bounds=(low, high), x_scale=problem.spread)
     return tuple(e.model_copy(update={"value": float(math.exp(v))}) for e, v in zip(entries, found.x, strict=True))
 
@@ -212,7 +210,7 @@ def _paying(left: LeftOut, kept: list[int]) -> tuple[list[int], dict[int, tuple[
 
 
 def _harmed(left: LeftOut, entries: Sequence[Constant], kept: Sequence[int]) -> tuple[list[int], str] | None:
-    """(Constants of an architecture, the family of at least `PART_SOURCES` sources that they help least), or None if they help all.
+    """(Constants of an architecture, the family of `LEAST_SOURCES` sources or more that they help least), or None if they help all.
 
     They help where the error of the family's left-out sources falls.
     """
@@ -223,7 +221,7 @@ def _harmed(left: LeftOut, entries: Sequence[Constant], kept: Sequence[int]) -> 
         for name in sorted({s.family for s in left.data.samples}):
             rows = left.of_family(name)
             members = inside & rows
-            if members.sum() == inside.sum() or len(set(left.data.source_index[members].tolist())) < PART_SOURCES:
+            if members.sum() == inside.sum() or len(set(left.data.source_index[members].tolist())) < LEAST_SOURCES:
                 continue
             gain, _ = left.gain(left.without(own, rows).errors(kept) - now, members)
             if gain < worst:

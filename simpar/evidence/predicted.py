@@ -13,7 +13,6 @@ import numpy as np
 from simpar.parallel.keys import Compute, Overlapped
 from simpar.readings import outcome_of
 from simpar.result.accounting import account
-from simpar.specs.framework import framework
 from simpar.specs.scenario import Scenario
 from simpar.specs.site import Site
 
@@ -143,7 +142,7 @@ STALLED: Final = 1.5
 def stalled(found: Prediction, scenario: Scenario, measured_s: float) -> bool:
     """Whether a measured step is that of a pipeline with stalled sends: a state of its cluster that says nothing about others."""
     plan, training = scenario.plan, scenario.training
-    if plan.pp == 1 or not framework(scenario.framework, scenario.framework_version).pipeline.p2p_blocking:
+    if plan.pp == 1:
         return False
     dp = plan.dp or scenario.world_size // (plan.tp * plan.cp * plan.pp)
     passes = 2.0 * training.global_batch_size / (training.micro_batch_size * dp) * plan.virtual_stages

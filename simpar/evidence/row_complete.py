@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any, Final
 
-from simpar.evidence.row_model import HYBRID, MLA_FIELDS, MLP, SHIPPED
+from simpar.evidence.row_model import HYBRID, MLA_FIELDS, MLP, SHIPPED, latent_ranks
 from simpar.specs.architecture import ArchitectureSpec
 from simpar.specs.model import TransformerSpec
-from simpar.specs.models_io import load_model, model_names
+from simpar.specs.models_io import load_model, preset_described
 
 Row = Mapping[str, Any]
 
@@ -27,6 +27,8 @@ RATES: Final = (
 MICRO_BATCHES_A_STAGE: Final = 8
 """Of a pipeline whose batch is not stated, for each of its ranks: the median over the sources of validation/runs, and what a third
 of them have. One alone would leave all ranks but one idle."""
+MOST_MICRO_BATCHES: Final = 8192
+"""A step of more is a slip of units: a batch counted in tokens."""
 NEARLY: Final = 0.02
 """How far a time and a rate, both rounded, may be apart from a whole batch."""
 _DIMENSIONS: Final = ("layers", "hidden", "heads")
@@ -34,9 +36,6 @@ _SPELLED: Final = (
     (r"deepseek-r1-distill-qwen-", "qwen2.5-"),
     (r"deepseek-r1-distill-llama-", "llama3.1-"),
     (r"(?<![a-z])(open-?llama|vicuna|alpaca|wizardlm|llama)-(v\d(\.\d)?-)?(?=(7|13)b)", "llama2-"),
-    (r"(?<![a-z])llama-?3(\.[013])?-", "llama3.1-"),
-    (r"(?<![a-z])llama-?(\d)", r"llama\1"),
-    (r"gpt-3", "gpt3"),
     (r"gemma-([23])-", r"gemma\1-"),
     (r"olmo-2-(1124-)?", "olmo2-"),
     (r"nemotron-4-", "nemotron4-"),
@@ -59,6 +58,10 @@ def completed(row: Row) -> tuple[dict[str, Any], list[str]]:
 def _with_batch(row: dict[str, Any], notes: list[str]) -> None:
     """A global batch where none is stated: of the micro-batches that are, or of as many as a step usually has, for a rate."""
     micro, pieces, ranks, pp = (int(row.get(key) or 0) for key in ("micro_batch", "grad_accum", "dp", "pp"))
+    stated, length = int(row.get("global_batch") or 0), int(row.get("seq_len") or 0)
+    if ranks and length and stated // ((micro or 1) * ranks) > MOST_MICRO_BATCHES and stated % length == 0:
+        row["global_batch"] = stated // length
+        notes.append(f"global batch of {stated} taken as tokens: {row['global_batch']} sequences")
     if row.get("global_batch") or not ranks or not ((micro and pieces) or any(row.get(key) for key in RATES)):
         return
     if not (micro and pieces) and (batch := _batch_of_step(row, (micro or 1) * ranks)):
@@ -98,6 +101,8 @@ def _with_layout(row: dict[str, Any], notes: list[str]) -> dict[str, Any]:
         if assumed:
             notes.append(f"layout not stated: {', '.join(assumed)} 1 beside fully sharded data parallelism")
     missing = [key for key in ("tp", "pp", "dp", "n_gpus") if not row.get(key)]
+    if not missing:
+        _with_data_ranks(row, notes)
     if len(missing) != 1:
         return row
     known = prod(int(row.get(key) or 1) for key in ("tp", "pp", "cp", "dp"))
@@ -110,25 +115,41 @@ def _with_layout(row: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     return row
 
 
+def _with_data_ranks(row: dict[str, Any], notes: list[str]) -> None:
+    """Data ranks that count expert ranks apart, or those of a split sequence in, as this schema counts them."""
+    gpus, others, ranks = int(row["n_gpus"]), int(row["tp"]) * int(row["pp"]), int(row["dp"])
+    cp, ep = int(row.get("cp") or 1), int(row.get("ep") or 1)
+    if others * cp * ranks == gpus:
+        return
+    if others * cp * ranks * ep == gpus:
+        row["dp"] = ranks * ep
+        notes.append(f"dp {ranks} beside ep {ep}: {row['dp']} data ranks")
+    elif others * ranks == gpus and ranks % cp == 0:
+        row["dp"] = ranks // cp
+        notes.append(f"dp {ranks} with those of cp {cp}: {row['dp']} data ranks")
+
+
 def _with_dimensions(row: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     if not row.get("heads") and row.get("hidden") and row.get("head_dim"):
         row["heads"] = max(1, int(row["hidden"]) // int(row["head_dim"]))
         notes.append(f"heads not stated: {row['heads']}, the hidden size over the head size")
-    ranks = not row.get("mla") or "kv_lora" in str(row["mla"])
+    stated = latent_ranks(str(row.get("mla") or ""))
+    ranks = not row.get("mla") or all(name in stated for name in MLA_FIELDS if name != "q_lora")
     complete = all(row.get(key) for key in _DIMENSIONS) and (row.get("ffn") or row.get("moe_ffn")) and ranks
-    name = None if complete else _preset_of(str(row.get("model_name") or ""))
+    name = None if complete else _named(row)
     known = _columns_of(name) if name else {}
     if name and not known and not any(row.get(key) for key in (*_DIMENSIONS, "ffn")):
         return _with_shipped_layers(row, notes)
     if not known or any(row.get(key) not in (None, 0, known.get(key)) for key in (*_DIMENSIONS, "ffn", "moe_experts")):
         return row  # another model under that name: cut in depth, say
     notes.append(f"model dimensions not stated: those of {name}")
-    return {**known, **row} | ({} if ranks else {"mla": known.get("mla", row["mla"])})
+    latent = {**latent_ranks(str(known.get("mla") or "")), **stated}
+    return {**known, **row} | ({} if ranks else {"mla": ", ".join(f"{name} {size}" for name, size in latent.items())})
 
 
 def _with_shipped_layers(row: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     """Layers that are not alike are those of the shipped model that the row names, unless its sizes are others."""
-    name = _preset_of(str(row.get("model_name") or ""))
+    name = _named(row)
     model = load_model(name) if name else None
     if not isinstance(model, ArchitectureSpec) or len(model.stacks) != 1:
         return row
@@ -139,18 +160,12 @@ def _with_shipped_layers(row: dict[str, Any], notes: list[str]) -> dict[str, Any
     return {**row, **known, SHIPPED: name}
 
 
-def _preset_of(model: str) -> str | None:
-    """The shipped model that `model` names ("Meta-Llama-3-8B-Instruct", "Mixtral 8x7B", "GPT-3 175B"; "Nemotron_3_Nano", which no
-    other begins with), or None."""
-    text = re.sub(r"[\s_]+", "-", model.lower())
-    text = re.sub(r"(?<=[a-z])v(?=\d)", "-v", text)
+def _named(row: Row) -> str | None:
+    """The shipped model with the dimensions of the one that `row` names, or None."""
+    text = re.sub(r"[\s_]+", "-", str(row.get("model_name") or "").lower())
     for pattern, spelled in _SPELLED:
         text = re.sub(pattern, spelled, text)
-    found = [name for name in model_names() if re.search(rf"(?<![a-z0-9.]){re.escape(name)}(?![a-z0-9.])", text)]
-    if not found and re.search(r"[a-z].*\d", text):
-        begun = [name for name in model_names() if name.startswith(f"{text}-")]
-        return begun[0] if len(begun) == 1 else None
-    return max(found, key=len, default=None)
+    return preset_described(text)
 
 
 def _columns_of(name: str) -> dict[str, Any]:

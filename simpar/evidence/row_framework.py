@@ -33,7 +33,7 @@ FRAMEWORK_PATTERNS: Final = (
     (r"\bnemo.?auto-?model", "nemo-automodel"),
     (r"\b(bio)?nemo|nvidia release|\bngc\b", "nemo"),
     (r"primus.*maxtext|maxtext.*primus", "maxtext"),
-    (r"megatron|megascale|primus|vescale|flagscale|nnscaler", "megatron-core"),
+    (r"megatron|\bmcore\b|megascale|primus|vescale|flagscale|nnscaler", "megatron-core"),
     (r"meta internal", "llama3-internal"),
     (r"maxtext|\bjax\b|praxis|paxml|\bxla\b", "maxtext"),
     (r"colossal", "colossal-ai"),
@@ -49,7 +49,8 @@ FRAMEWORK_PATTERNS: Final = (
 """First match in the framework's name wins; then NEAREST's; then the same in the source's name; then plain torch."""
 
 NEAREST: Final = (
-    (r"primus.*torchtitan|picotron.*fsdp", "torchtitan", "it builds on torch's FSDP2"),
+    (r"primus.*torchtitan|picotron.*fsdp|veomni|\blingua\b|torchforge", "torchtitan", "it builds on torch's FSDP2"),
+    (r"megablocks", "megatron-core", "it is a part of Megatron-LM"),
     (r"picotron", "nanotron", "it is a small sibling of nanotron"),
     (r"pith-?train", "torchtitan", "it drives torch's FSDP2 and compiler"),
     (
@@ -57,19 +58,23 @@ NEAREST: Final = (
         "maxtext",
         "XLA partitions the program",
     ),
-    (r"openrlhf|arctic ?training|deepspeed-?chat|bmtrain|fastmoe|\btutel\b", "deepspeed", "it builds on DeepSpeed or its ZeRO"),
+    (
+        r"openrlhf|arctic ?training|deepspeed-?chat|bmtrain|fastmoe|\btutel\b|lmflow|x-moe",
+        "deepspeed",
+        "it builds on DeepSpeed or its ZeRO",
+    ),
     (
         r"galvatron|\bhetu\b|libai|oneflow|paddle|mindspore|mindformers|merak|varuna|pipedream|\bslime\b",
         "megatron-core",
         "its layouts are Megatron's",
     ),
     (
-        r"\bverl\b|\bolmo\b|xtuner|llama-?(recipes|cookbook)|mistral-finetune|\bopen[-_]lm\b",
+        r"\bverl\b|\bolmo\b|xtuner|llama-?(recipes|cookbook)|mistral-finetune|\bopen[-_]lm\b|sagemaker|instruct-?lab",
         "torch-fsdp",
         "it drives torch's own data parallelism",
     ),
     (
-        r"unsloth|hugging ?face|\bhf\b|(?<!\bown )(?<!\bcustom )trainer|peft|fastchat|\bswift\b|lmflow|\boumi\b|"
+        r"unsloth|hugging ?face|\bhf\b|(?<!\bown )(?<!\bcustom )trainer|peft|fastchat|\bswift\b|\boumi\b|"
         r"stanford alpaca|^qlora\b",
         "transformers",
         "it drives the Trainer of transformers",
@@ -97,10 +102,10 @@ _MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep",
 
 PRECISIONS: Final = (
     (r"(nv|mx|\b)fp4", "nvfp4"),
-    (r"mxfp8|fp8[- ]?mx", "mxfp8"),
-    (r"fp8.*(block|fine-grained|1x128|128x128|deepgemm)|block.*fp8", "fp8-block"),
+    (r"mx[-_ ]?fp8|fp8[-_ ]?mx", "mxfp8"),
+    (r"fp8.*(block|fine-grained|1x128|128x128|deepgemm|sub-?channel)|block.*fp8", "fp8-block"),
     (r"(fp8|float8).*row-?wise|row-?wise.*(fp8|float8)", "fp8-rowwise"),
-    (r"fp8|float8", "fp8"),
+    (r"fp8|float8|e4m3", "fp8"),
     (r"fp16|(?<!b)float16|\bhalf\b|\b16-mixed", "fp16"),
     (r"bf16|bfloat16", "bf16"),
     (r"tf32", "tf32"),
@@ -125,12 +130,19 @@ ATTENTION_KERNELS: Final = (
 )
 
 
+_COLUMN_ALONE: Final = ((r"\b(?:math|eager)\b|\b(?:no|without) flash", "unfused"), (r"^flex$", "flex"))
+"""The same where the column of the kernel says it, whose words stand for other things elsewhere."""
+
 _ENGINE: Final = r"transformer[ -]?engine"
 """In the words for an own loop or its precision: who makes narrow formats there."""
 
 
 def _first(table: tuple[tuple[str, str], ...], text: str) -> str | None:
     return next((value for pattern, value in table if re.search(pattern, text, re.IGNORECASE)), None)
+
+
+_TUNING: Final = {"megatron-bridge": ("megatron-bridge-tuning", re.compile(r"llama|nemotron|hybrid|mamba", re.IGNORECASE))}
+"""Framework -> what it is in fine-tuning, but of models whose rotary embedding it fuses there as well."""
 
 
 def framework_of(row: Row) -> tuple[str, list[str]]:
@@ -145,6 +157,9 @@ def framework_of(row: Row) -> tuple[str, list[str]]:
         name, notes = _named(source)
     if re.search("deepspeed", str(row.get("fsdp") or ""), re.IGNORECASE) and name in _DRIVERS:
         return "deepspeed", [f"framework {stated!r}: as deepspeed, which shards its states"]
+    tuning, fused = _TUNING.get(name or "", ("", None))
+    if fused and re.match(r"sft|lora|qlora|full|dpo", str(row.get("task") or "")):
+        name = name if fused.search(f"{row.get('model_name')} {row.get('arch')}") else tuning
     precision = str(row.get("precision") or "")
     narrow = re.search("fp8|fp4", precision) and re.search(_ENGINE, f"{stated} {precision}", re.IGNORECASE)
     if narrow and row.get("zero_stage") != 3 and name in _DRIVERS:
@@ -242,6 +257,8 @@ def attention_of(row: Row, usual: str = "", month: Month = NEWEST) -> str:
             `month`.
     """
     kernel = row.get("flash_attention")
+    if isinstance(kernel, str) and (said := _first(_COLUMN_ALONE, kernel)):
+        return said
     texts = (row.get("notes"), kernel if isinstance(kernel, str) else "", (row.get("extra") or {}).get("attention"))
     if stated := _first(ATTENTION_KERNELS, " ".join(str(text or "") for text in texts)):
         return stated

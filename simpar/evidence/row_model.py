@@ -36,6 +36,9 @@ _FAMILIES: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
 """Pattern in model_name -> fields (config.json of the published checkpoints)."""
 
 
+_POSITIONS: Final = (("nope", "none"), ("absolute", "learned"))
+"""Other words for positions."""
+
 HYBRID: Final = re.compile(r"hybrid|mamba|rwkv|state.space|\bssm\b", re.IGNORECASE)
 """In arch: layers that columns cannot describe."""
 SHIPPED: Final = "shipped_model"
@@ -109,9 +112,9 @@ def _mlp_text(row: Row) -> str:
 
 def _position(row: Row) -> dict[str, Any]:
     stated = str(row.get("position") or "").lower()
-    for word in ("rope", "learned", "alibi", "relative", "none"):
+    for word, position in (*((word, word) for word in ("rope", "learned", "alibi", "relative", "none")), *_POSITIONS):
         if stated.startswith(word):
-            return {"position": word}
+            return {"position": position}
     return {"position": "learned" if _style(row) == "gelu" else "rope"}
 
 
@@ -148,8 +151,11 @@ def _window(row: Row, notes: list[str]) -> dict[str, Any]:
     stated = row.get("attn_window")
     if not stated:
         return {}
-    if isinstance(stated, int | float) or str(stated).strip().isdigit():
-        return {"sliding_window": int(stated)}
+    if re.match(r"\s*(?:none|no|full|off)\b", str(stated), re.IGNORECASE):
+        return {}
+    alone = re.fullmatch(r"\D*?(\d+)\s*(?:tokens?)?", str(stated).strip())
+    if alone and not re.search(r"every|alternat|other|\d+ layers", str(stated), re.IGNORECASE):
+        return {"sliding_window": int(alone[1])}
     notes.append(f"attention window {stated!r} taken as full attention")
     return {}
 
@@ -178,11 +184,23 @@ MLA_FIELDS: Final = {
     "q_lora": "q_lora_rank", "kv_lora": "kv_lora_rank", "qk_nope": "qk_nope_head_dim", "qk_rope": "qk_rope_head_dim",
     "v": "v_head_dim",
 }  # fmt: skip
+_LATENT: Final = re.compile(r"\b(q_lora|kv_lora|qk_nope|qk_rope|v)(?:_rank|_head_dim|_dim)?\W{0,3}(\d+)")
+
+
+def latent_ranks(text: str) -> dict[str, int]:
+    """The ranks and head sizes of a latent attention in words: this schema's, config.json's, or heads as "qk 128+64".
+
+    >>> latent_ranks("kv_lora_rank=512, qk 128+64, v 128")
+    {'kv_lora': 512, 'v': 128, 'qk_nope': 128, 'qk_rope': 64}
+    """
+    found = {name: int(value) for name, value in _LATENT.findall(text)}
+    if heads := re.search(r"\bqk\W{0,3}(\d+)\s*\+\s*(\d+)", text):
+        found = {**found, "qk_nope": int(heads[1]), "qk_rope": int(heads[2])}
+    return found
 
 
 def _mla(row: Row) -> dict[str, int]:
-    """The ranks in "q_lora 1536, kv_lora 512, qk_nope 128, qk_rope 64, v 128"."""
-    found = dict(re.findall(r"(q_lora|kv_lora|qk_nope|qk_rope|v)\D{0,3}(\d+)", str(row.get("mla") or "")))
-    if "kv_lora" not in found or "v" not in found:
-        raise CannotExpress("ranks of the multi-head latent attention not stated")
-    return {MLA_FIELDS[key]: int(value) for key, value in found.items()}
+    found = latent_ranks(str(row.get("mla") or ""))
+    if missing := [name for name in MLA_FIELDS if name not in found and name != "q_lora"]:
+        raise CannotExpress(f"ranks of the multi-head latent attention not stated: {', '.join(missing)}")
+    return {MLA_FIELDS[name]: value for name, value in found.items()}

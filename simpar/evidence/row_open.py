@@ -10,7 +10,7 @@ from simpar.evidence.row_complete import RATE_ALONE
 from simpar.evidence.row_machine import USUAL_BOARDS, own_board
 from simpar.evidence.row_plan import untrained
 from simpar.specs.architecture import ArchitectureSpec
-from simpar.specs.models_io import load_model
+from simpar.specs.models_io import load_model, model_from_table
 from simpar.specs.open_values import PRIORS, is_open
 
 Row = Mapping[str, Any]
@@ -110,9 +110,7 @@ def filled(table: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]
 
 def _layers(table: Mapping[str, Any]) -> int:
     model = table["model"]
-    if not isinstance(model, str):
-        return int(model["num_hidden_layers"])
-    shipped = load_model(model)
+    shipped = load_model(model) if isinstance(model, str) else model_from_table(model)
     return shipped.num_layers if isinstance(shipped, ArchitectureSpec) else int(getattr(shipped, "num_hidden_layers", 1))
 
 

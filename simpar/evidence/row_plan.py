@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from simpar.evidence.row_adapters import adapted, adapters_of
-from simpar.evidence.row_complete import RATE_ALONE
+from simpar.evidence.row_complete import MOST_MICRO_BATCHES, RATE_ALONE
 from simpar.evidence.row_framework import attention_of, narrow_modules, stated_precision
 from simpar.evidence.row_machine import CannotExpress
+from simpar.evidence.row_model import HYBRID
 from simpar.evidence.row_stages import stage_layers
 from simpar.specs.framework import FrameworkSpec, Month
 from simpar.specs.losses import losses_of
@@ -57,7 +58,7 @@ OPTIMIZERS: Final = (
     (r"8-?bit", "adamw-8bit"),
     (r"4-?bit", "adamw-4bit"),
     (r"\blion\b", "lion"),
-    (r"bf16 (moments|states)|precision-aware", "adamw-bf16-moments"),
+    (r"bf16 (moments|states)|(moments|states) (in|of) bf16|precision-aware(?!.*fp32 moments)", "adamw-bf16-moments"),
     (r"muon", "muon"),
     (r"adafactor", "adafactor"),
     (r"sgd", "sgd-momentum"),
@@ -81,16 +82,26 @@ LOSSES: Final = (
 )
 """Pattern in the notes -> the loss that a run names."""
 
-MOST_MICRO_BATCHES: Final = 8192
-"""A step of more is a slip of units: a batch counted in tokens."""
-
 CP_STYLES: Final = (
     (r"^a2a|ulysses", "ulysses"),
     (r"^all.?gather|^ag\b", "all_gather"),
     (r"torch context_parallel", "all_gather"),  # torch's ring gathers keys and values by default
     (r"ring|p2p", "ring"),
 )
-DISPATCHERS: Final = (("hybridep", "hybridep"), ("deepep", "deepep"))
+DISPATCHERS: Final = (
+    (r"(?<!no )(?<!without )hybrid[-_ ]?ep\b", "hybridep"),
+    (r"(?<!no )(?<!without )deep[-_ ]?ep\b", "deepep"),
+)
+"""Pattern in moe_routing, else in the notes -> what exchanges tokens."""
+
+_NOTHING_AGAIN: Final = re.compile(r"^\s*(?:none|no|off|false|disabled|without)\b", re.IGNORECASE)
+_SOME_AGAIN: Final = re.compile(r"select|\bsac\b|partial", re.IGNORECASE)
+_ALL_AGAIN: Final = re.compile(
+    r"\bfull\b|^\s*(?:yes|on|true|enabled|uniform|block)\b|^\s*(?:(?:whole|every|each|per)[- ]|all )?(?:decoder )?layers?\b"
+    r"|(?:activation|gradient)[- ]?(?:re)?checkpointing",
+    re.IGNORECASE,
+)
+"""In `recompute`, in this order: nothing is recomputed, parts of a layer, whole layers (as torch's checkpoint around each)."""
 
 
 def _first(table: tuple[tuple[str, str], ...], text: object) -> str | None:
@@ -117,9 +128,8 @@ def plan_of(row: Row, framework: FrameworkSpec) -> tuple[dict[str, Any], list[st
         "virtual_stages": _virtual_stages(row, framework, notes),
         "recompute": recompute_of(row, framework, notes),
         "overlap_tp": bool(row.get("overlap_tp")),
-        "overlap_ep": bool(row.get("overlap_ep")),
-        "ep_dispatcher": _first(DISPATCHERS, row.get("moe_routing")) or framework.conventions.ep_dispatcher,
     }  # fmt: skip
+    plan |= _exchange(row, plan, framework, notes)
     if framework.conventions.rank_order:
         plan["placement"] = framework.conventions.rank_order
     if row.get("etp"):
@@ -136,6 +146,19 @@ def plan_of(row: Row, framework: FrameworkSpec) -> tuple[dict[str, Any], list[st
     plan |= stage_layers(row, framework.pipeline.layer_rounding, pp * plan["virtual_stages"])
     plan |= _offload(row, pp)
     return plan, notes
+
+
+def _exchange(row: Row, plan: dict[str, Any], framework: FrameworkSpec, notes: list[str]) -> dict[str, Any]:
+    """What exchanges experts' tokens, and whether beside computation: not of hybrids, and in pipelines of virtual stages alone."""
+    stated = _first(DISPATCHERS, row.get("moe_routing")) or _first(DISPATCHERS, row.get("notes"))
+    beside, usual = row.get("overlap_ep"), framework.conventions.ep_dispatcher
+    whole = re.search(r"full[-_ ]iter(?!.*assumed)", str(row.get("cuda_graphs")), re.IGNORECASE)
+    if framework.conventions.graphed_exchange and plan["ep"] > 1 and whole:
+        usual = framework.conventions.graphed_exchange
+        if beside is None and (plan["pp"] == 1 or plan["virtual_stages"] > 1) and not HYBRID.search(str(row.get("arch"))):
+            beside = True
+            notes.append("graphs hold whole iterations: experts' exchange beside computation, as in the framework's recipes")
+    return {"overlap_ep": bool(beside), "ep_dispatcher": stated or usual}
 
 
 def _cp_style(row: Row, framework: FrameworkSpec) -> str:
@@ -193,7 +216,10 @@ def _sharding(row: Row, framework: FrameworkSpec, domain: int, notes: list[str])
     if fsdp == "" or re.search(r"not reshard|shard_grad_op|reshard_after_forward\W+(never|false|off|no)\b", fsdp, re.IGNORECASE):
         table["reshard_after_forward"] = fsdp == ""
     group = (row.get("extra") or {}).get("zero1_group")
-    replicas = row.get("hsdp_replicas")
+    replicas, node = row.get("hsdp_replicas"), int(row.get("gpus_per_node") or 0) // int(row["tp"])
+    if replicas is None and re.search(r"hybrid|hsdp", fsdp, re.IGNORECASE) and 1 < node < domain and domain % node == 0:
+        replicas = domain // node  # torch.distributed.fsdp.ShardingStrategy: within a node, replicas across nodes
+        notes.append(f"replicas of the shards not stated: {replicas}, one a node")
     if isinstance(replicas, int | float) and replicas > 1 and domain % int(replicas) == 0:
         table["shard_size"] = domain // int(replicas)
     elif isinstance(group, int) and domain % group == 0:
@@ -208,6 +234,7 @@ def recompute_of(row: Row, framework: FrameworkSpec, notes: list[str]) -> str | 
         word = framework.conventions.recompute_default
         notes.append(f"recomputation not stated: {word} (framework's default)")
     stages = int(row.get("pp") or 1) * int(row.get("vpp") or 1)
+    word = _extent(word)
     if word.startswith("full") and (block := _BLOCK.search(f"{word} {detail}")):
         return {"granularity": "full", "method": "block", "num_layers": int(block[1])}
     if word.startswith(("none", "full")):
@@ -219,9 +246,22 @@ def recompute_of(row: Row, framework: FrameworkSpec, notes: list[str]) -> str | 
     if re.search(r"every (2nd|second) layer", detail):
         return {"granularity": "full", "method": "block", "num_layers": int(row["layers"]) // stages // 2}
     modules = tuple(m for pattern, m in RECOMPUTE_MODULES if re.search(pattern, f"{word} {detail}", re.IGNORECASE))
+    if not modules and not _SOME_AGAIN.search(word):
+        notes.append(f"recomputation {word!r} unknown: selective")
     if not modules:
         modules = framework.conventions.selective_recompute
     return {"granularity": "selective", "modules": modules}
+
+
+def _extent(word: str) -> str:
+    """`word` beginning with "none" or "full" where that is what it says.
+
+    >>> _extent("off"), _extent("gradient checkpointing"), _extent("uniform, 1 layer"), _extent("selective (full attention)")
+    ('none', 'full gradient checkpointing', 'full uniform, 1 layer', 'selective (full attention)')
+    """
+    if _NOTHING_AGAIN.search(word):
+        return "none"
+    return f"full {word}" if _ALL_AGAIN.search(word) and not _SOME_AGAIN.search(word) else word
 
 
 def _offload(row: Row, pp: int) -> dict[str, Any]:
@@ -293,7 +333,8 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
         table["compile"] = "model" if row["compile"] == "model" else bool(row["compile"])
     if row.get("document_tokens"):
         table["document_lengths"] = row["document_tokens"]
-    if dtype := re.search(r"fp32|bf16|fp16", str(row.get("grad_dtype") or "")):
+    gradients = str(row.get("grad_dtype") or "").lower().replace("bfloat", "bf").replace("float", "fp")
+    if dtype := re.search(r"fp32|bf16|fp16", gradients):
         table["gradient_dtype"] = dtype[0]
     if adapted(row):
         # 16-bit weights that are frozen say nothing of the adapters; whether these are multiplied under autocast may stand there.
@@ -371,9 +412,11 @@ def _micro_batch(row: Row, framework: FrameworkSpec, local: int, notes: list[str
 def _graphs(text: str) -> bool:
     """Whether the attention and feed-forward of a layer run from CUDA graphs."""
     implementation = text.split("/")[0]
-    if implementation == "none":
+    if re.match(r"\s*(?:none|no|off|false|disabled|not)\b", implementation, re.IGNORECASE):
         return False
-    return "transformer_engine" not in text or re.search(r"attn|mlp", text) is not None
+    if re.search(r"transformer_engine|moe[_ ](?:router|preprocess)", text):
+        return re.search(r"attn|attention|mlp|iteration|layer", text) is not None
+    return True
 
 
 def untrained(row: Row) -> bool:
@@ -384,10 +427,10 @@ def untrained(row: Row) -> bool:
 
 def _routing(text: str, task: str) -> dict[str, Any]:
     """How tokens spread over experts, as a row says or, where it does not, as what it trains implies."""
-    capacity = re.search(r"capacity factor (\d+(?:\.\d+)?)", text)
+    capacity = re.search(r"(?:capacity(?: factor)?|\bcf)[\s=:]{0,3}(\d+(?:\.\d+)?)", text, re.IGNORECASE)
     table: dict[str, Any] = {"kind": "balanced"}
     trained = re.match(r"sft|lora|qlora|full|dpo|rl\b", task) is not None and not re.search(r"balance|capacity|drop\b", text)
-    if "aux-loss-free" in text or "natural" in text or trained:
+    if re.search(r"aux-loss-free|natural|\breal (?:rout|data|tok)", text) or trained:
         # Fine-tuning keeps the router of its checkpoint. One that has not been trained spreads loads by about their mean, as in the
         # first steps of a pre-training.
         table = {"kind": "lognormal", **({"spread": 1.0} if "random init" in text else {})}

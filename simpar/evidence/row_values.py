@@ -63,7 +63,8 @@ _RECOMPUTE: Final = (
 )
 """How a text of the column begins -> its word."""
 _STAGE: Final = re.compile(r"\b(?:zero|stage|z)[ _-]*(?:stage[ _-]*)?([0-3])\b")
-_COMPILED: Final = re.compile(r"\bcompiled?\b|inductor|autotune|\b(layer|block|region)", re.IGNORECASE)
+_NOT_THERE: Final = {"fsdp": (*_FALSE, "ddp", "no_shard", "no shard")}
+"""Column -> words that say that there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ def _number(value: Any) -> float | None:
         if value.strip().lower() in _ABSENT:
             return None
         try:
-            value = float(value.replace(",", "").replace("_", ""))
+            value = float(_FIGURE.sub(r"\1", value.strip()).replace(",", "").replace("_", ""))
         except ValueError:
             raise ValueError(f"{_shown(value)} is not a number") from None
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -158,7 +159,23 @@ def _number(value: Any) -> float | None:
     return value
 
 
+_FIGURE: Final = re.compile(
+    r"^[~≈]?\s*([\d.,_]+)\s*(?:s|sec|seconds?|GiB|tok(?:ens?)?/s|tokens?|seq(?:uence)?s?|samples?|GPUs?|layers?)?$", re.IGNORECASE
+)
+"""A figure that is said to be about so much, or in the unit that its column has."""
+
+
+_IN_WORDS: Final = {
+    "seq_len": (re.compile(r"(\d+)\s*ki?", re.IGNORECASE), 1024),
+    "zero_stage": (re.compile(r"(?:zero|stage)(?:\W{0,2}stage)?\W{0,2}([0-3])", re.IGNORECASE), 1),
+}  # fmt: skip
+"""Column -> how figures stand there too, and what one of them is worth."""
+
+
 def _count(name: str, value: Any) -> int | None:
+    pattern, worth = _IN_WORDS.get(name, (None, 1))
+    if pattern and isinstance(value, str) and (said := pattern.fullmatch(value.strip())):
+        return int(said[1]) * worth
     number = _number(value)
     if number is None:
         return None
@@ -182,8 +199,8 @@ def _flag(name: str, value: Any) -> bool | str | None:
         return False
     if name == "compile" and first == "eager":
         return False
-    if name == "compile" and (first == "model" or _COMPILED.search(word)):
-        return "model" if first == "model" else True
+    if name == "compile" and re.search(r"model|compile|inductor|dynamo|autotune|overhead|block|layer|region", word):
+        return "model" if re.search(r"\bmodel\b", word) else True  # how says that it is
     if name == "flash_attention" and isinstance(value, str):
         return value  # the kernel's name says that there is one
     raise ValueError(f"{_shown(value)} is neither true nor false")
@@ -196,6 +213,8 @@ def _text(name: str, value: Any) -> str | None:
     word = text.strip().lower()
     if name == "recompute":
         text = next((kind for pattern, kind in _RECOMPUTE if re.match(pattern, word)), word)
+    if word in _NOT_THERE.get(name, ()):
+        return None
     return text if word not in _ABSENT or (word == "none" and name in _NONE_IS_A_VALUE) else None
 
 

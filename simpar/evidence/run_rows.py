@@ -41,11 +41,11 @@ GROUP_KEYS: Final = (
 _MEMORY_KINDS: Final[tuple[tuple[str, MemoryKind], ...]] = (
     (r"nvidia-smi|rocm-smi|amd-smi|\bnvml\b|whole device|device memory|\bof the device\b", "device"),
     (r"band|allocated or reserved|kind not stated|^not stated", "band"),
-    (r"^\s*max reserved|max reserved", "reserved"),
+    (r"(?:max|peak)[_ ](?:memory[_ ])?reserved|^\s*reserved", "reserved"),
     (r"allocated", "allocated"),
 )
 """First match in mem_kind."""
-GIGABYTES: Final = {"megatron-bridge": 1e9, "lit-gpt": 1e9}
+GIGABYTES: Final = {"megatron-bridge": 1e9, "megatron-bridge-tuning": 1e9, "lit-gpt": 1e9}
 """Bytes of what a framework's own log calls a GB, where it is not 2^30: Megatron-Bridge training/utils/train_utils.py
 report_memory divides by 1.0e9, as do lit-gpt's scripts and lightning-thunder's benchmark_litgpt.py."""
 _BUBBLE_KINDS: Final[tuple[tuple[str, BubbleOf], ...]] = ((r"profiled T_F", "one stage"), (r"profiled", "busiest"))

@@ -27,8 +27,8 @@ from simpar.result.interval import HALF_WIDTH
 from simpar.specs.architecture import has_experts
 from simpar.specs.calibration import (
     ANY,
-    BOUNDS,
     FACTORS,
+    KNOWN,
     SECONDS,
     Constant,
     RunCalibration,
@@ -204,7 +204,7 @@ def predicted(data: Data, chosen: Sequence[Constant]) -> FloatArray:
             seconds[inside, SECONDS.index(entry.name)] += entry.value
     for table, names in ((factors, FACTORS), (seconds, SECONDS)):
         for column, name in enumerate(names):
-            table[:, column] = np.clip(table[:, column], *BOUNDS[name])
+            table[:, column] = np.clip(table[:, column], *KNOWN[name].bounds)
     return np.asarray((data.parts[:, :3] * factors).sum(1) + (data.parts[:, 3:] * seconds).sum(1) + data.rest)
 
 

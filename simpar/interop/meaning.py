@@ -110,7 +110,7 @@ def plan_meaning(scenario: Scenario) -> dict[str, Any]:
         "overlap_param_gather": (
             _chosen(plan.overlap_param_gather, spec.data.overlap_param_gather) if plan.zero_stage in (1, 2) and shards > 1 else None
         ),
-        "overlap_p2p": _chosen(plan.overlap_p2p, _overlap_p2p(scenario, spec)) if plan.pp > 1 else None,
+        "overlap_p2p": _overlap_p2p(scenario, spec) if plan.pp > 1 else None,
         "synchronous_optimizer": _chosen(plan.synchronous_optimizer, not spec.optimizer.optimizer_post_validation),
     }
     return {f"plan.{name}": value for name, value in found.items()}
@@ -129,11 +129,10 @@ def _chosen(value: bool | None, default: bool) -> bool:
 
 
 def _overlap_p2p(scenario: Scenario, spec: FrameworkSpec) -> bool:
-    """The framework's default, as the lowering takes it."""
-    name = schedule_name(scenario)
-    if "zb" in name or name.startswith(("dualpipe", "v-")):
-        return spec.pipeline.overlap_p2p_zero_bubble
-    return spec.pipeline.overlap_p2p_interleaved if scenario.plan.virtual_stages > 1 else not spec.pipeline.p2p_blocking
+    """As the lowering takes it."""
+    name, plan = schedule_name(scenario), scenario.plan
+    zero_bubble = "zb" in name or name.startswith(("dualpipe", "v-"))
+    return spec.overlaps_p2p(plan.overlap_p2p, zero_bubble=zero_bubble, interleaved=plan.virtual_stages > 1)
 
 
 def _training(scenario: Scenario) -> dict[str, Any]:

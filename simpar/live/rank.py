@@ -139,7 +139,8 @@ def _predict(plan: RankPlan, published_s: float) -> Predicted:
     dense, experts = whole / layout.shard_ranks, whole_experts / layout.expert_shard_ranks
     state = layout.state_bytes
     memory = next(m for m in result.memory if m.rank == role)
-    saved = {b.name: b.saved_bytes for s in held for b in layout.stage_blocks[s] if b.name in ("layer", "moe_layer")}
+    layers = [b for s in held for b in layout.stage_blocks[s] if not b.outside_layers and b.name != "mtp_layer"]
+    saved = {"moe_layer" if b.expert_parameters else "layer": b.saved_bytes for b in layers}
     return Predicted(
         dense + experts, (dense + experts) * (state.parameter + state.master + state.moments), saved, _flops(priced, role),
         _wire(priced, role), memory.allocated_bytes, memory.reserved_bytes, dict(memory.static).get("workspaces", 0.0),

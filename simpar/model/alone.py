@@ -6,11 +6,11 @@ from typing import Any
 
 from simpar.model.config_keys import Keys
 from simpar.model.family import Family
-from simpar.model.pieces import vector
+from simpar.model.pieces import encoder_attention, in_turn, uniform, vector
 from simpar.model.projectors import Weights, linear
 from simpar.model.towers import TOWERS, Tower, vision_stack
-from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec
-from simpar.specs.mixers import AttentionSpec, FeedForwardSpec, WeightSpec
+from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec
+from simpar.specs.mixers import FeedForwardSpec, WeightSpec
 
 
 def _distilled(k: Keys, h: int) -> Weights:
@@ -81,15 +81,12 @@ def text_stack(k: Keys) -> tuple[StackSpec, tuple[WeightSpec, ...]]:
     """The text encoder of a pair, and its positions."""
     h, heads = k.number("hidden_size"), k.number("num_attention_heads")
     causal = k.model_type == "clip_text_model"
-    bias = dict.fromkeys(("q_bias", "k_bias", "v_bias", "o_bias"), True)
-    attention = AttentionSpec(
-        num_heads=heads, num_key_value_heads=heads, head_dim=h // heads, causal=causal, position="absolute", **bias
-    )
+    attention = encoder_attention(heads, h, causal=causal, position="absolute")
     mlp = FeedForwardSpec(width=k.number("intermediate_size"), gated=False, bias=True, activation="gelu")
-    layer = LayerSpec(sublayers=tuple(SublayerSpec(branches=(b,)) for b in (attention, mlp)))
+    layer = LayerSpec(sublayers=in_turn(attention, mlp))
     rows = k.number("max_position_embeddings")
     head = (linear("pooler", h, k.number("projection_size", default=h)).model_copy(update={"uses": 0.0}),)
-    stack = StackSpec(hidden_size=h, layers={"text": layer}, pattern=(f"text*{k.number('num_hidden_layers')}",), norm="layernorm")
+    stack = uniform("text", layer, k.number("num_hidden_layers"), hidden_size=h, norm="layernorm")
     position = WeightSpec(name="position", kind="lookup", inputs=rows, outputs=h)
     k.get("projection_dim")
     return stack, (position, *(() if causal else head))

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from simpar.model.config_keys import Keys
-from simpar.model.pieces import norm_extra, vector
+from simpar.model.pieces import encoder_attention, in_turn, norm_extra, uniform, vector
 from simpar.model.projectors import Projector, Weights, aligner, joined_weight, linear, mlp2
-from simpar.specs.architecture import LayerSpec, StackSpec, SublayerSpec
-from simpar.specs.mixers import AttentionSpec, FeedForwardSpec, NormKind, WeightSpec
+from simpar.specs.architecture import LayerSpec, StackSpec
+from simpar.specs.mixers import FeedForwardSpec, NormKind, WeightSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +43,21 @@ def audio_stack(file: Keys, k: Keys, tower: AudioTower, text: int) -> StackSpec:
     if tower.square:
         k.meet("head_dim", dim, h / heads, f"hidden_size / num_attention_heads ({heads})")
         k.meet("num_key_value_heads", kv, heads, "num_attention_heads")
-    attention = AttentionSpec(
-        num_heads=heads, num_key_value_heads=kv, head_dim=dim,
-        causal=tower.streams, window=k.get("sliding_window") if tower.streams else None, position="absolute",
-        q_bias=True, k_bias=tower.k_bias, v_bias=True, o_bias=True,
+    window = k.get("sliding_window") if tower.streams else None
+    attention = encoder_attention(
+        heads, h, num_key_value_heads=kv, head_dim=dim, causal=tower.streams, window=window, position="absolute",
+        k_bias=tower.k_bias,
     )  # fmt: skip
     down = (vector("down_bias", h),) if tower.streams else ()
     mlp = FeedForwardSpec(width=width, gated=tower.gated, bias=not tower.streams, activation="gelu", extra=down)
-    layer = LayerSpec(sublayers=tuple(SublayerSpec(branches=(b,)) for b in (attention, mlp)))
+    layer = LayerSpec(sublayers=in_turn(attention, mlp))
     frames = k.number("max_source_positions", default=1500)
     positions = (vector("positions", frames * h),) if tower.positions else ()
     projector = tower.projector(file, k, h, text)
     joined = tower.joined or max(next((w.inputs for w in projector if w.kind == "linear"), h) // h, 1)
     projector = tuple(joined_weight(w, joined) for w in projector)
-    return StackSpec(
-        name="audio", hidden_size=h, layers={"audio": layer}, pattern=(f"audio*{depth}",), norm=tower.norm, tower=True,
+    return uniform(
+        "audio", layer, depth, name="audio", hidden_size=h, norm=tower.norm, tower=True,
         extra=(*_stem(k, tower, h), *positions, *projector), input_tokens=frames, merge=joined,
     )  # fmt: skip
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from simpar.model.decoder import Decoder
+from simpar.model.decoder import Decoder, StepNorm, Weights
 from simpar.model.pieces import norm_extra, vector
-from simpar.specs.architecture import LayerSpec, SublayerSpec
-from simpar.specs.mixers import AttentionSpec, BranchSpec, FeedForwardSpec, WeightSpec
-
-Weights = tuple[WeightSpec, ...]
+from simpar.specs.architecture import SublayerSpec
+from simpar.specs.mixers import BranchSpec, FeedForwardSpec, WeightSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,6 @@ class BertKind:
     """A pooler beside the head (unused by its loss)."""
     second_bias: bool = True
     """An untied head has the transform's bias and its own."""
-    rotary: bool = False
     narrow: bool = True
     """Positions and token types are as wide as the word embedding."""
     outside: Callable[[Decoder], Weights] | None = None
@@ -39,18 +36,17 @@ class BertKind:
 class Bert(Decoder):
     """An encoder with learned positions; a dense layer and a norm before the tied head."""
 
+    settled: ClassVar[tuple[str, ...]] = ("position_embedding_type", "is_decoder", "add_cross_attention", "pooler_hidden_size")
+
     @property
     def kind(self) -> BertKind:
         return KINDS.get(self.k.model_type, BertKind())
 
     def layer_types(self) -> list[str]:
-        self.k.get("position_embedding_type", "is_decoder", "add_cross_attention", "pooler_hidden_size")
         return ["bidirectional"] * self.num_layers
 
     def attention_fields(self, i: int) -> dict[str, Any]:
-        position = "rope" if self.kind.rotary else "absolute"
-        fields = {**super().attention_fields(i), "causal": False, "position": position}
-        return {**fields, **(self.kind.inside(self, i) if self.kind.inside else {})}
+        return {**super().attention_fields(i), **(self.kind.inside(self, i) if self.kind.inside else {})}
 
     def has_head(self) -> bool:
         """A file that names the bare model has no head (and a pooler in its place)."""
@@ -90,30 +86,15 @@ class Bert(Decoder):
         return tuple(found)
 
 
-class DistilBert(Bert):
-    """Half of BERT's layers, under names of its own."""
-
-    def __init__(self, keys: Any, family: Any) -> None:
-        super().__init__(keys, family)
-        self.heads = self.kv_heads = keys.number("n_heads", "num_attention_heads")
-        self.head_dim = self.hidden // self.heads
-
-    def intermediate(self, i: int) -> int:
-        return self.k.number("hidden_dim", "intermediate_size")
-
-
 class Albert(Bert):
     """One layer's weights for all layers."""
 
-    def layer(self, i: int) -> LayerSpec:
-        group = i * self.k.number("num_hidden_groups", default=1) // self.num_layers
+    def sublayers(self, i: int) -> tuple[SublayerSpec, ...]:
+        group, steps = i * self.k.number("num_hidden_groups", default=1) // self.num_layers, super().sublayers(i)
         inner = self.k.get("inner_group_num", default=1)
-        steps = tuple(
-            step.model_copy(update={"shared_weights": f"group_{group}_{number}"})
-            for number in range(inner)
-            for step in super(Albert, self).layer(i).sublayers
+        return tuple(
+            step.model_copy(update={"shared_weights": f"group_{group}_{number}"}) for number in range(inner) for step in steps
         )
-        return LayerSpec(sublayers=steps)
 
 
 class Gte(Bert):
@@ -126,20 +107,19 @@ class Gte(Bert):
 class FNet(Bert):
     """Fourier transforms in attention's place."""
 
-    def layer(self, i: int) -> LayerSpec:
-        mixed = SublayerSpec(branches=(), norm="none", extra=(norm_extra("fourier_norm", self.f.norm, self.hidden),))
-        (_, feed) = super().layer(i).sublayers
-        return LayerSpec(sublayers=(feed,), extra=mixed.extra)
-
     def mixer(self, i: int) -> tuple[BranchSpec, ...]:
-        return (AttentionSpec(num_heads=1, num_key_value_heads=1, head_dim=1),)
+        return ()
+
+    def layer_extra(self, i: int) -> Weights:
+        return (norm_extra("fourier_norm", self.f.norm, self.hidden),)
 
 
 class Esm(Bert):
     """ESM 2: rotary or learned positions, a norm before the layers only where the file says so."""
 
+    settled: ClassVar[tuple[str, ...]] = ("is_folding_model", "token_dropout")
+
     def tables(self, width: int) -> Weights:
-        self.k.get("is_folding_model", "token_dropout")
         rotary = self.k.get("position_embedding_type", default="absolute") == "rotary"
         normed = self.k.get("emb_layer_norm_before", default=False)
         return tuple(
@@ -147,63 +127,49 @@ class Esm(Bert):
         )
 
 
-class EuroBert(Decoder):
-    """Llama's layers, bidirectional."""
-
-    def attention_fields(self, i: int) -> dict[str, Any]:
-        return {**super().attention_fields(i), "causal": False}
-
-
-class UltraBert(EuroBert):
+class UltraBert(Decoder):
     """Local layers with a full one by turns, and two dense layers before the head."""
 
     def layer_type(self, i: int) -> str:
         return "sliding_attention" if (i + 1) % 3 else "full_attention"
 
-    def outside(self) -> dict[str, Any]:
-        fields, h = super().outside(), self.hidden
-        width = self.k.number("prediction_head_size", default=768)
-        pair = (WeightSpec(name="head_1", inputs=h, outputs=width), WeightSpec(name="head_2", inputs=width, outputs=h))
-        return {**fields, "extra": (*fields["extra"], *pair)}
+    def further(self) -> Weights:
+        h, width = self.hidden, self.k.number("prediction_head_size", default=768)
+        return (WeightSpec(name="head_1", inputs=h, outputs=width), WeightSpec(name="head_2", inputs=width, outputs=h))
 
 
-class EsmC(EuroBert):
+class EsmC(Decoder):
     """ESM C: norms over all queries and keys, layers with biased norms, one dense layer before the head."""
 
-    def layer(self, i: int) -> LayerSpec:
-        return LayerSpec(sublayers=super().layer(i).sublayers, extra=(vector("norm_biases", 2 * self.hidden),))
+    def layer_extra(self, i: int) -> Weights:
+        return (vector("norm_biases", 2 * self.hidden),)
 
-    def outside(self) -> dict[str, Any]:
-        fields, h = super().outside(), self.hidden
-        dense = WeightSpec(name="head_dense", inputs=h, outputs=h, bias=True)
-        return {**fields, "extra": (*fields["extra"], dense, norm_extra("head_norm", "layernorm", h))}
+    def further(self) -> Weights:
+        dense = WeightSpec(name="head_dense", inputs=self.hidden, outputs=self.hidden, bias=True)
+        return (dense, norm_extra("head_norm", "layernorm", self.hidden))
 
 
-class ModernBert(Decoder):
-    """Local attention with a full layer each global_attn_every_n_layers; no norm before the first attention."""
+class ModernBertDecoder(Decoder):
+    """Local attention with a full layer each global_attn_every_n_layers; no norm before the first attention, a dense layer before
+    the head."""
 
     def layer_type(self, i: int) -> str:
         every = self.k.get("global_attn_every_n_layers", default=3)
         return "sliding_attention" if i % every else "full_attention"
 
+    def norms(self, i: int, layout: StepNorm) -> tuple[StepNorm, StepNorm]:
+        return layout if i else "none", layout
+
+    def further(self) -> Weights:
+        h, bias = self.hidden, bool(self.k.get("classifier_bias", default=False))
+        return (WeightSpec(name="head_dense", inputs=h, outputs=h, bias=bias), norm_extra("head_norm", self.f.norm, h))
+
+
+class ModernBert(ModernBertDecoder):
+    """The encoder, whose window counts both sides."""
+
     def window(self) -> int | None:
         return self.k.number("local_attention", default=128) // 2
-
-    def attention_fields(self, i: int) -> dict[str, Any]:
-        return {**super().attention_fields(i), "causal": False}
-
-    def layer(self, i: int) -> LayerSpec:
-        first, second = super().layer(i).sublayers
-        return LayerSpec(sublayers=(first.model_copy(update={"norm": "pre" if i else "none"}), second))
-
-    def outside(self) -> dict[str, Any]:
-        fields, h = super().outside(), self.hidden
-        dense = WeightSpec(name="head_dense", inputs=h, outputs=h, bias=bool(self.k.get("classifier_bias", default=False)))
-        return {
-            **fields,
-            "tie_word_embeddings": self.tied(),
-            "extra": (*fields["extra"], dense, norm_extra("head_norm", self.f.norm, h)),
-        }
 
 
 def _block_sparse(d: Decoder, i: int) -> dict[str, Any]:
@@ -278,11 +244,6 @@ def _esm(d: Decoder) -> Weights:
     return (vector("contact_head", d.num_layers * d.heads + 1),)
 
 
-def _sees_image(d: Decoder, i: int) -> dict[str, Any]:
-    """GIT: text follows its image."""
-    return {"causal": True}
-
-
 def _frames(d: Decoder) -> Weights:
     """GIT over videos: an embedding for each frame."""
     frames, vision = d.k.get("num_image_with_embedding", default=0), d.k.config.get("vision_config") or {}
@@ -322,21 +283,21 @@ KINDS: Final[dict[str, BertKind]] = {
     "big_bird": BertKind(pooler=True, inside=_block_sparse),
     "megatron-bert": BertKind(embedding_norm=False),
     "xlm-roberta-xl": BertKind(embedding_norm=False),
-    "roformer": BertKind(positions="none", rotary=True, outside=_sinusoids),
+    "roformer": BertKind(positions="none", outside=_sinusoids),
     "mpnet": BertKind(token_types=False, outside=_buckets),
     "distilbert": BertKind(second_bias=False),
     "electra": BertKind(second_bias=False),
     "deberta": BertKind(inside=_no_key_bias, outside=_relative_table, narrow=False),
     "deberta-v2": BertKind(inside=_deberta, outside=_relative_table, narrow=False),
-    "nomic_bert": BertKind(positions="none", rotary=True),
-    "gte": BertKind(positions="none", rotary=True, second_bias=False),
-    "jina_embeddings_v3": BertKind(positions="none", rotary=True),
+    "nomic_bert": BertKind(positions="none"),
+    "gte": BertKind(positions="none", second_bias=False),
+    "jina_embeddings_v3": BertKind(positions="none"),
     "layoutlm": BertKind(pooler=True, outside=_boxes),
     "longformer": BertKind(inside=_longformer),
     "esm": BertKind(token_types=False, outside=_esm),
     "nystromformer": BertKind(positions="2", inside=_nystrom),
     "yoso": BertKind(positions="2"),
-    "git": BertKind(token_types=False, dense=False, second_bias=False, inside=_sees_image, outside=_frames),
+    "git": BertKind(token_types=False, dense=False, second_bias=False, outside=_frames),
     "mra": BertKind(positions="2"),
     "fnet": BertKind(pooler=True, outside=_fourier),
 }
@@ -348,8 +309,6 @@ BERT_LIKE: Final = (
 """Model types of this line."""
 BERT_READERS: dict[str, type[Decoder]] = {
     **dict.fromkeys(BERT_LIKE, Bert),
-    "roberta-prelayernorm": Bert, "distilbert": DistilBert, "albert": Albert, "gte": Gte, "fnet": FNet, "esm": Esm,
-    "eurobert": EuroBert,
-    "ultrabert": UltraBert,
-    "modernbert": ModernBert, "esmc": EsmC,
+    "roberta-prelayernorm": Bert, "albert": Albert, "gte": Gte, "fnet": FNet, "esm": Esm, "ultrabert": UltraBert,
+    "modernbert": ModernBert, "modernbert-decoder": ModernBertDecoder, "esmc": EsmC,
 }  # fmt: skip

@@ -122,7 +122,7 @@ class Keys:
         """Take the defaults and names of another class."""
         self.model_type, table = model_type, class_defaults()
         self.defaults: dict[str, Any] = table["defaults"].get(model_type, {})
-        self.names: dict[str, str] = table["names"].get(model_type) or NAMES.get(model_type, {})
+        self.names: dict[str, str] = {**NAMES.get(model_type, {}), **table["names"].get(model_type, {})}
 
     def get(self, *names: str, default: Any = None) -> Any:
         """The first of `names` that the file has and is not null; else the class's default for one of them; else `default`."""

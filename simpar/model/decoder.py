@@ -6,10 +6,10 @@ mixers of its own derives from `Decoder` and overrides the method that builds th
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from simpar.model.config_keys import EXPERTS, PER_TOKEN, TIED, UNDERSTOOD, Keys
-from simpar.model.family import Family
+from simpar.model.family import Family, Layout
 from simpar.model.pieces import deal, norm_extra
 from simpar.specs.architecture import MOST_LAYERS, ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec
 from simpar.specs.mixers import (
@@ -22,12 +22,17 @@ from simpar.specs.mixers import (
     WeightSpec,
 )
 
+Weights = tuple[WeightSpec, ...]
+StepNorm = Literal["none", "pre", "post", "sandwich"]
+
 
 class Decoder:
     """Reads one decoder; `architecture()` is the result."""
 
     streams: ClassVar[str] = ""
     """Key of the residual streams that run side by side, of a family with more than one."""
+    settled: ClassVar[tuple[str, ...]] = ()
+    """Keys that a family's files have and that say nothing which its reader does not know; those of its parents count too."""
 
     def __init__(self, keys: Keys, family: Family) -> None:
         self.k, self.f = keys, family
@@ -46,6 +51,7 @@ class Decoder:
         self.changes: dict[int, dict[str, Any]] = {int(i): v for i, v in changes.items()}
         self.types = self.layer_types()
         keys.used.update(UNDERSTOOD)
+        keys.used.update(name for reader in type(self).__mro__ for name in getattr(reader, "settled", ()))
         named = (s for s in (family.qkv_bias, family.o_bias, family.mlp_bias, family.qk_norm) if isinstance(s, str))
         keys.used.update(name for setting in named for name in setting.split("|"))
         if keys.get("sparse_config"):  # InfLLM v2 (MiniCPM 4): blocks are skipped beyond `dense_len` tokens
@@ -170,12 +176,17 @@ class Decoder:
             "qk_norm": qk_norm, "qk_norm_kind": self.f.qk_norm_kind, "gate": self.f.gate, "sinks": self.f.sinks,
             "packed": self.f.packed,
             "position": "absolute" if self.f.positions else self.f.position, "rope_factor": self.rope_factor(),
+            "causal": self.flag(self.f.causal), "extra": self.attention_extra(i),
         }  # fmt: skip
         if "sliding" in kind:
             fields["window"] = self.window() or self.k.get("sliding_window")
         elif "chunked" in kind:
             fields["chunk"] = self.k.number("attention_chunk_size")
         return fields
+
+    def attention_extra(self, i: int) -> Weights:
+        """Weights that a plain attention has beside its projections and norms."""
+        return ()
 
     def rope_factor(self) -> bool:
         """Whether YaRN's factor of sine and cosine is another than 1 (transformers modeling_rope_utils.py)."""
@@ -233,7 +244,7 @@ class Decoder:
         """Width of layer `i`'s dense feed-forward."""
         width = self.k.get("dense_intermediate_size", "intermediate_size_mlp", "prefix_dense_intermediate_size")
         if width is None or not self.has_experts():
-            width = self.k.get("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim", "d_ff")
+            width = self.k.get("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim", "d_ff", "dff")
         if isinstance(width, list):
             return int(width[i])
         if width is None and self.k.get("hidden_ratio"):  # of flash-linear-attention: two thirds, up to a multiple of 256
@@ -295,28 +306,54 @@ class Decoder:
         """Mixing branches of layer `i`; a family with other mixers overrides this."""
         return (self.attention(i),)
 
+    def layout(self, i: int) -> Layout:
+        """How attention and feed-forward of layer `i` stand to the residual stream and its norms."""
+        return self.f.layout
+
+    def norms(self, i: int, layout: StepNorm) -> tuple[StepNorm, StepNorm]:
+        """Norms of attention and of feed-forward of layer `i` where one follows the other."""
+        return layout, layout
+
+    def sublayers(self, i: int) -> tuple[SublayerSpec, ...]:
+        """Residual steps of layer `i`."""
+        mixer, feed, layout = self.mixer(i), self.feed_forward(i), self.layout(i)
+        if layout == "parallel" or layout == "parallel_norms":
+            return (SublayerSpec(branches=(*mixer, *feed), num_norms=1 if layout == "parallel" else 2),)
+        steps = zip((mixer, feed), self.norms(i, layout), strict=True)
+        return tuple(SublayerSpec(branches=branches, norm=norm) for branches, norm in steps if branches)
+
+    def layer_extra(self, i: int) -> Weights:
+        """Weights of layer `i` outside its residual steps."""
+        return ()
+
     def layer(self, i: int) -> LayerSpec:
         """Layer `i`."""
-        mixer, feed = self.mixer(i), self.feed_forward(i)
-        if self.f.layout in ("parallel", "parallel_norms"):
-            norms = 1 if self.f.layout == "parallel" else 2
-            return LayerSpec(sublayers=(SublayerSpec(branches=(*mixer, *feed), num_norms=norms),))
-        norm = self.f.layout
-        steps = [SublayerSpec(branches=mixer, norm=norm)] if mixer else []
-        steps += [SublayerSpec(branches=feed, norm=norm)] if feed else []
-        return LayerSpec(sublayers=tuple(steps))
+        return LayerSpec(sublayers=self.sublayers(i), extra=self.layer_extra(i))
 
     # The whole
 
     def stack(self) -> StackSpec:
         """All layers, equal ones as one kind."""
         layers, pattern = deal([self.layer(i) for i in range(self.num_layers)], self.types)
-        norms = {"norm": self.f.norm, "final_norm": self.f.final_norm}
+        norms = {"norm": self.f.norm, "final_norm": self.final_norm()}
         streams = {"residual_streams": self.k.number(self.streams)} if self.streams else {}
         return StackSpec(hidden_size=self.hidden, layers=layers, pattern=pattern, extra=self.stack_extra(), **norms, **streams)
 
-    def stack_extra(self) -> tuple[WeightSpec, ...]:
+    def stack_extra(self) -> Weights:
+        """Weights of the stack outside its layers."""
         return ()
+
+    def final_norm(self) -> bool:
+        """Whether a norm follows the last layer."""
+        return self.f.final_norm
+
+    def further(self) -> Weights:
+        """Weights of the model outside its stack, beside positions and the norm of the embedding."""
+        return ()
+
+    def embedding_rows(self) -> int:
+        """Rows of the embedding where they are not the vocabulary's; 0 = they are."""
+        return 0
 
     def tied(self) -> bool:
         return bool(self.k.get(*TIED, default=self.f.tied)) and self.f.tied is not None
@@ -339,7 +376,8 @@ class Decoder:
             "dropout": self.k.dropout(),
             # Where experts have biases of their own, the router's is one more of them and balances nothing (GPT-OSS).
             "even_routing": self.k.balances_experts() or (self.flag(self.f.router_bias) and not self.f.expert_bias),
-            "extra": tuple(extra),
+            "embedding_rows": self.embedding_rows(),
+            "extra": (*extra, *self.further()),
         }
 
     def vocabulary(self) -> int:

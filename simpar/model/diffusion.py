@@ -6,8 +6,8 @@ from typing import Any
 
 from simpar.model.config_keys import Keys
 from simpar.model.mmdit import MMDIT_READERS, TEXT_TOKENS, embedder, weight
-from simpar.model.pieces import deal, vector
-from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec
+from simpar.model.pieces import encoder_attention, in_turn, uniform, vector
+from simpar.specs.architecture import ArchitectureSpec, LayerSpec
 from simpar.specs.mixers import AttentionSpec, BranchSpec, FeedForwardSpec, LinearAttentionSpec, WeightSpec
 
 
@@ -29,12 +29,9 @@ class DiT:
 
     def own(self) -> BranchSpec:
         """Attention among the image's tokens."""
-        bias: dict[str, Any] = dict.fromkeys(("q_bias", "k_bias", "v_bias"), self.bias)
-        return AttentionSpec(
-            num_heads=self.heads, num_key_value_heads=self.heads, head_dim=self.dim, causal=False, o_bias=True,
-            qk_norm=self.qk_norm,
-            joint_keys=self.text_tokens, **bias,
-        )  # fmt: skip
+        return encoder_attention(
+            self.heads, self.hidden, bias=self.bias, o_bias=True, qk_norm=self.qk_norm, joint_keys=self.text_tokens
+        )
 
     def mlp(self) -> BranchSpec:
         return FeedForwardSpec(width=4 * self.hidden, gated=False, bias=True, activation="gelu")
@@ -65,15 +62,9 @@ class DiT:
         return (weight("out_modulation", self.hidden, 2 * self.hidden, 0.0),)
 
     def architecture(self) -> ArchitectureSpec:
-        layer = LayerSpec(
-            sublayers=tuple(SublayerSpec(branches=(b,), norm="none") for b in self.branches()), extra=self.conditioning()
-        )
-        depth = self.k.number("num_layers")
-        layers, pattern = deal([layer] * depth, ["image"] * depth)
-        stack = StackSpec(
-            name="diffusion", hidden_size=self.hidden, layers=layers, pattern=pattern, norm="unweighted", final_norm=False,
-            extra=self.ends(),
-        )  # fmt: skip
+        layer = LayerSpec(sublayers=in_turn(*self.branches(), norm="none"), extra=self.conditioning())
+        depth, fields = self.k.number("num_layers"), {"norm": "unweighted", "final_norm": False}
+        stack = uniform("image_mlp", layer, depth, name="diffusion", hidden_size=self.hidden, extra=self.ends(), **fields)
         return ArchitectureSpec(head=False, stacks=(stack,))
 
 
@@ -209,11 +200,10 @@ class NextDiT:
         return self.k.number("patch_size", default=2) ** 2
 
     def layer(self) -> LayerSpec:
-        attention = AttentionSpec(
-            num_heads=self.heads, num_key_value_heads=self.kv_heads, head_dim=self.hidden // self.heads, causal=False,
-            qk_norm="head", joint_keys=TEXT_TOKENS,
-        )  # fmt: skip
-        steps = tuple(SublayerSpec(branches=(b,), norm="sandwich") for b in (attention, FeedForwardSpec(width=self.width())))
+        attention = encoder_attention(
+            self.heads, self.hidden, bias=False, num_key_value_heads=self.kv_heads, qk_norm="head", joint_keys=TEXT_TOKENS
+        )
+        steps = in_turn(attention, FeedForwardSpec(width=self.width()), norm="sandwich")
         return LayerSpec(sublayers=steps, extra=(weight("modulation", self.time, 4 * self.hidden, 0.0),))
 
     def text_layer(self, n: int) -> tuple[WeightSpec, ...]:
@@ -239,8 +229,8 @@ class NextDiT:
             weight("out", h, self.volume() * int(k.get("out_channels", default=None) or channels)), *self.pads(),
         ]  # fmt: skip
         extra += [w for n in range(own) for w in self.text_layer(n)]
-        layers, pattern = deal([self.layer()] * (own + depth), ["image"] * (own + depth))
-        stack = StackSpec(name="diffusion", hidden_size=h, layers=layers, pattern=pattern, final_norm=False, extra=tuple(extra))
+        fields = {"name": "diffusion", "hidden_size": h, "final_norm": False, "extra": tuple(extra)}
+        stack = uniform("image_mlp", self.layer(), own + depth, **fields)
         return ArchitectureSpec(head=False, stacks=(stack,))
 
 
@@ -262,10 +252,6 @@ class ZImage(NextDiT):
         return (vector("pads", 2 * self.hidden),)
 
 
-def _size(keys: Keys, *names: str, default: int | None = None) -> int:
-    return keys.number(*names, default=default)
-
-
 class Wan:
     """Wan 2.1: self-attention over the video's latents, cross-attention to the text, one shared modulation.
 
@@ -274,42 +260,38 @@ class Wan:
 
     def __init__(self, keys: Keys) -> None:
         self.k = keys
-        self.heads = _size(keys, "num_attention_heads", "num_heads")
-        self.hidden = _size(keys, "dim", default=self.heads * keys.get("attention_head_dim", default=128))
-        self.layers = _size(keys, "num_layers")
+        self.heads = keys.number("num_attention_heads", "num_heads")
+        self.hidden = keys.number("dim", default=self.heads * keys.get("attention_head_dim", default=128))
+        self.layers = keys.number("num_layers")
         self.image = str(keys.get("has_image_input", default="false")).lower() == "true" or bool(
             keys.get("image_dim", "added_kv_proj_dim", default=0)
         )
 
     def layer(self) -> LayerSpec:
-        h, d = self.hidden, self.hidden // self.heads
-        biases: dict[str, Any] = dict.fromkeys(("q_bias", "k_bias", "v_bias", "o_bias"), True)
-        base: dict[str, Any] = {"num_heads": self.heads, "num_key_value_heads": self.heads, "head_dim": d, "causal": False}
-        own = AttentionSpec(**base, **biases, qk_norm="full")
+        h = self.hidden
+        own = encoder_attention(self.heads, h, qk_norm="full")
         text = [weight("k", h, h, 0.0), weight("v", h, h, 0.0), vector("k_norm", h)]
         if self.image:
             text += [weight("image_k", h, h, 0.0), weight("image_v", h, h, 0.0), vector("image_k_norm", h)]
         tokens = self.k.get("text_len", default=TEXT_TOKENS)
-        cross = AttentionSpec(
-            **base, q_bias=True, o_bias=True, cross=True, keys=tokens, key_value="query_only", qk_norm="full", extra=tuple(text)
-        )
-        mlp = FeedForwardSpec(width=_size(self.k, "ffn_dim"), gated=False, bias=True, activation="gelu")
-        steps = (
-            SublayerSpec(branches=(own,), num_norms=0), SublayerSpec(branches=(cross,), num_norms=1),
-            SublayerSpec(branches=(mlp,), num_norms=0),
+        cross = encoder_attention(
+            self.heads, h, k_bias=False, v_bias=False, cross=True, keys=tokens, key_value="query_only", qk_norm="full",
+            extra=tuple(text),
         )  # fmt: skip
+        mlp = FeedForwardSpec(width=self.k.number("ffn_dim"), gated=False, bias=True, activation="gelu")
+        steps = (*in_turn(own, num_norms=0), *in_turn(cross, num_norms=1), *in_turn(mlp, num_norms=0))
         return LayerSpec(sublayers=steps, extra=(vector("modulation", 6 * h),))
 
     def architecture(self) -> ArchitectureSpec:
         k, h = self.k, self.hidden
         patch = k.get("patch_size", default=[1, 2, 2])
         volume = patch[0] * patch[1] * patch[2]
-        text, time = _size(k, "text_dim", default=4096), _size(k, "freq_dim", default=256)
+        text, time = k.number("text_dim", default=4096), k.number("freq_dim", default=256)
         extra = [
-            weight("patches", volume * _size(k, "in_channels", "in_dim"), h), weight("text_1", text, h, 0.0),
+            weight("patches", volume * k.number("in_channels", "in_dim"), h), weight("text_1", text, h, 0.0),
             weight("text_2", h, h, 0.0), *embedder("time", time, h), weight("time_modulation", h, 6 * h, 0.0),
             vector("out_modulation", 2 * h),
-            weight("out", h, volume * _size(k, "out_channels", "out_dim", default=16)),
+            weight("out", h, volume * k.number("out_channels", "out_dim", default=16)),
         ]  # fmt: skip
         k.get(
             "model_type",
@@ -322,16 +304,14 @@ class Wan:
             "window_size",
         )
         if self.image:
-            width = _size(k, "image_dim", default=1280)
+            width = k.number("image_dim", default=1280)
             extra += [
                 vector("image_norms", 2 * width + 2 * h),
                 weight("image_1", width, width, 0.0),
                 weight("image_2", width, h, 0.0),
             ]
-        layers, pattern = deal([self.layer()] * self.layers, ["video"] * self.layers)
-        stack = StackSpec(
-            name="diffusion", hidden_size=h, layers=layers, pattern=pattern, norm="layernorm", final_norm=False, extra=tuple(extra)
-        )
+        fields = {"name": "diffusion", "hidden_size": h, "norm": "layernorm", "final_norm": False, "extra": tuple(extra)}
+        stack = uniform("video_mlp", self.layer(), self.layers, **fields)
         return ArchitectureSpec(head=False, stacks=(stack,))
 
 

@@ -7,8 +7,8 @@ from typing import Any
 from simpar.model.config_keys import Keys
 from simpar.model.decoder import Decoder
 from simpar.model.family import Family
-from simpar.model.pieces import norm_extra
-from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec
+from simpar.model.pieces import deal, encoder_attention, in_turn, norm_extra
+from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec
 from simpar.specs.mixers import AttentionSpec, BranchSpec, ExpertsSpec, FeedForwardSpec, NormKind, WeightSpec
 
 
@@ -53,29 +53,19 @@ class EncoderDecoder:
         return self.hidden // self.heads[side]
 
     def attention(self, side: int, **changes: Any) -> AttentionSpec:
-        bias = self.biased
-        fields: dict[str, Any] = {
-            "num_heads": self.heads[side], "num_key_value_heads": self.heads[side], "head_dim": self.head_dim(side),
-            "causal": side == 1,
-            "q_bias": bias, "k_bias": bias and self.k_bias, "v_bias": bias, "o_bias": bias, "position": "absolute",
-        }  # fmt: skip
-        return AttentionSpec(**{**fields, **changes})
+        own = {"head_dim": self.head_dim(side), "causal": side == 1, "k_bias": self.biased and self.k_bias, "position": "absolute"}
+        return encoder_attention(self.heads[side], self.hidden, bias=self.biased, **{**own, **changes})
 
     def feed_forward(self, side: int, i: int) -> BranchSpec:
         act = str(self.k.get("activation_function", "feed_forward_proj", default="relu"))
         return FeedForwardSpec(width=self.widths[side], gated=self.gated, bias=self.biased, activation=act)
 
     def layer(self, side: int, i: int) -> LayerSpec:
-        norm = "pre" if self.pre_norm else "post"
-        steps = [SublayerSpec(branches=(self.attention(side),), norm=norm)]
-        if side:
-            steps.append(SublayerSpec(branches=(self.attention(1, cross=True, causal=False),), norm=norm))
-        steps.append(SublayerSpec(branches=(self.feed_forward(side, i),), norm=norm))
-        return LayerSpec(sublayers=tuple(steps))
+        cross = (self.attention(1, cross=True, causal=False),) if side else ()
+        branches = (self.attention(side), *cross, self.feed_forward(side, i))
+        return LayerSpec(sublayers=in_turn(*branches, norm="pre" if self.pre_norm else "post"))
 
     def stack(self, side: int) -> StackSpec:
-        from simpar.model.pieces import deal
-
         every = [self.layer(side, i) for i in range(self.layers[side])]
         layers, pattern = deal(every, ["encoder", "decoder"][side : side + 1] * len(every))
         return StackSpec(
@@ -136,11 +126,9 @@ class LongT5(T5):
 
     def attention(self, side: int, **changes: Any) -> AttentionSpec:
         local = self.k.get("encoder_attention_type", default="local")
-        radius, block = self.k.number("local_radius", default=127), self.k.number("global_block_size", default=16)
-        if side:
-            return super().attention(side, **changes)
-        del block
-        return super().attention(side, window=radius, **changes) if local == "local" else super().attention(side, **changes)
+        radius = self.k.number("local_radius", default=127)
+        self.k.get("global_block_size")
+        return super().attention(side, **({"window": radius} if local == "local" and not side else {}), **changes)
 
     def architecture(self) -> ArchitectureSpec:
         if self.k.get("encoder_attention_type", default="local") != "local":

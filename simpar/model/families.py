@@ -1,7 +1,7 @@
 """The table of Hugging Face families: `model_type` -> what its class builds without asking its file.
 
-A family that differs from Llama by nothing is one word in `SAME`; one whose file says everything needs none: an unknown
-`model_type` is read as Llama-like by its keys, with a note. Each line is checked in tests against transformers' own class.
+A family that differs from Llama by nothing is one word in the line of `LLAMA`; one whose file says everything needs none: an
+unknown `model_type` is read as Llama-like by its keys, with a note. Each line is checked in tests against transformers' own class.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ GENERAL: Final = Family(
 PLAIN: Final = Family(qkv_bias=False, o_bias=False, mlp_bias=False)
 GPT: Final = Family(norm="layernorm", qkv_bias=True, o_bias=True, mlp_bias=True, gated=False)
 PACKED: Final = replace(GPT, packed=True)
-BERT: Final = replace(GPT, layout="post", final_norm=False, square=True, tied=True)
+BERT: Final = replace(GPT, layout="post", final_norm=False, square=True, tied=True, causal=False, position="absolute")
+ROTARY_BERT: Final = replace(BERT, position="rope")
+MODERN_BERT: Final = Family(norm="layernorm_no_bias", embedding_norm=True, head_bias="decoder_bias", tied=True)
 QWEN3: Final = Family(qk_norm="head", mlp_bias=False)
 POST: Final = Family(layout="post", qk_norm="full", mlp_bias=False)
 GEMMA: Final = Family(layout="sandwich", mlp_bias=False)
@@ -43,29 +45,27 @@ GATED_QWEN: Final = Family(qk_norm="head", mlp_bias=False, gate="element", share
 FLA_TRANSFORMERS = ("transformer", "forgetting_transformer", "stickbreaking_attn")
 FLA = tuple(name for name in FLA_READERS if name not in ("rwkv6", "rwkv7", *FLA_TRANSFORMERS))
 
-SAME: Final[dict[str, Family]] = {
+TABLE: Final[dict[str, Family]] = {
+    **dict.fromkeys(BERT_LIKE, BERT),
+    **dict.fromkeys(FLA_TRANSFORMERS, PLAIN),
+    **dict.fromkeys(FLA, LLAMA),
     **dict.fromkeys(
         ("llama", "cwm", "granite", "iquestcoder", "smollm3", "internlm3", "granitemoe", "granitemoeshared",
          "mllama_text_model", "nemotron-nas", "kimi_k2", "bamba", "falcon_h1", "zamba", "zamba2", "diffllama",
          "vaultgemma", "mamba", "mamba2", "falcon_mamba", "samba", "mla", "llama4_text", "deepseek_v4", "exaone", "yi",
-         "baichuan", "hunyuan_vl_text", "granite_docling_text", "internlm2", "deepseek", "minicpm"),
-        LLAMA,
-    ),
+         "baichuan", "hunyuan_vl_text", "granite_docling_text", "internlm2", "deepseek", "minicpm", "deci", "arctic"),
+        LLAMA),
     **dict.fromkeys(
         ("mistral", "voxtral_realtime_text", "ministral", "ministral3", "mixtral", "phi3", "jetmoe", "minimax",
-         "olmo_hybrid"),
-        PLAIN,
-    ),
+         "olmo_hybrid", "phi4_multimodal", "phi4mm"),
+        PLAIN),
     **dict.fromkeys(
-        ("qwen3", "qwen3_vl_text", "qwen3_vl_moe_text", "mellum", "hunyuan_v1_dense",
-         "hunyuan_v1_moe", "lara_mini"),
-        QWEN3,
-    ),
+        ("qwen3", "qwen3_vl_text", "qwen3_vl_moe_text", "mellum", "hunyuan_v1_dense", "hunyuan_v1_moe", "lara_mini"),
+        QWEN3),
     **dict.fromkeys(
-        ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "mistral4",
-         "longcat_flash", "minicpm3", "youtu", "aria_text", "sarvam_mla"),
-        Family(mlp_bias=False),
-    ),
+        ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "mistral4", "longcat_flash", "minicpm3", "youtu",
+         "aria_text", "sarvam_mla", "gemma", "glm5_next_text", "mistral_large4_text"),
+        Family(mlp_bias=False)),
     **dict.fromkeys(("glm4_moe_lite", "axk1", "axk2", "hy_v4", "hy_v4_vl_text"), Family(mlp_bias=False, first_dense=1)),
     "hy_v3": replace(QWEN3, first_dense=1),
     "qwen3_moe": replace(QWEN3, dense_up_to=0),
@@ -75,74 +75,43 @@ SAME: Final[dict[str, Family]] = {
     "qwen4_exp_text": replace(GATED_QWEN, final_norm=False),
     **dict.fromkeys(("olmo2", "olmo3", "flex_olmo"), POST),
     **dict.fromkeys(("cohere", "cohere2", "cohere2_moe", "cohere_compass_text"), COHERE),
-}  # fmt: skip
-"""Families that share a line."""
-
-TABLE: Final[dict[str, Family]] = {
-    **SAME,
     "jamba": Family(position="none", dense_up_to=1),
     "granitemoehybrid": Family(position="none", dense_up_to=0),
     "chatglm": Family(qkv_bias="add_qkv_bias", o_bias="add_bias_linear", mlp_bias="add_bias_linear"),
-    "qwen": Family(qkv_bias=True, o_bias=False, mlp_bias=False),
+    **dict.fromkeys(("qwen", "qwen2", "mimo", "jet_nemotron"), Family(qkv_bias=True, o_bias=False, mlp_bias=False)),
     "internlm": Family(qkv_bias="bias", o_bias="bias", mlp_bias=False),
     "openelm": Family(qk_norm="normalize_qk_projections", tied=True),
-    "bailing_moe": Family(
-        qkv_bias="use_qkv_bias",
-        o_bias="use_bias",
-        mlp_bias="use_bias",
-        qk_norm="use_qk_norm",
-        router_bias="moe_router_enable_expert_bias",
-    ),
+    **dict.fromkeys(
+        ("bailing_moe", "bailing_moe_linear"),
+        Family(qkv_bias="use_qkv_bias", o_bias="use_bias", mlp_bias="use_bias", qk_norm="use_qk_norm",
+        router_bias="moe_router_enable_expert_bias")),
     "hunyuan": Family(qk_norm="use_qk_norm", tied=True),
-    "deci": LLAMA,
     "bitnet": Family(square=True),
-    "arctic": LLAMA,
-    "grok-1": Family(layout="sandwich"),
-    "orion": Family(norm="layernorm"),
-    **dict.fromkeys(("phi4_multimodal", "phi4mm"), PLAIN),
+    **dict.fromkeys(("grok-1", "ouro", "hyperclovax"), Family(layout="sandwich")),
+    **dict.fromkeys(("orion", "rwkv", "rwkv6", "rwkv7"), Family(norm="layernorm")),
     "phi4flash": Family(norm="layernorm", mlp_bias=False, qkv_bias=True, o_bias=True, head_bias="lm_head_bias", tied=True),
     "smallthinker": replace(PLAIN, activation="relu"),
-    "bailing_moe_linear": Family(
-        qkv_bias="use_qkv_bias",
-        o_bias="use_bias",
-        mlp_bias="use_bias",
-        qk_norm="use_qk_norm",
-        router_bias="moe_router_enable_expert_bias",
-    ),
     "llada": Family(qkv_bias="qkv_bias", o_bias="mlp_bias"),
     "pangu_ultra_moe": Family(layout="sandwich", mlp_bias=False, router_bias="router_enable_expert_bias"),
-    "ouro": Family(layout="sandwich"),
-    "gemma": Family(mlp_bias=False),
     "helium": Family(o_bias=False, square=True),
-    "mimo_v2_flash": Family(o_bias=False, mlp_bias=False),
-    # Qwen 2
-    "qwen2": Family(qkv_bias=True, o_bias=False, mlp_bias=False),
-    **dict.fromkeys(("mimo", "jet_nemotron"), Family(qkv_bias=True, o_bias=False, mlp_bias=False)),
+    **dict.fromkeys(("mimo_v2_flash", "glm", "solar_open"), Family(o_bias=False, mlp_bias=False)),
     "qwen2_moe": Family(qkv_bias="qkv_bias", o_bias=False, mlp_bias=False, shared_gate=True, dense_up_to=0),
-    # GLM, Seed, MiniMax, EXAONE, AFMoE and others of 2025-26
-    "glm": Family(o_bias=False, mlp_bias=False),
-    "glm_ocr_text": Family(layout="sandwich", o_bias=False, mlp_bias=False),
-    "glm4": Family(layout="sandwich", o_bias=False, mlp_bias=False),
+    **dict.fromkeys(("glm_ocr_text", "glm4"), Family(layout="sandwich", o_bias=False, mlp_bias=False)),
     "glm4v_text": Family(layout="sandwich", qkv_bias=True, o_bias=False, mlp_bias=False),
     **dict.fromkeys(("glm4_moe", "sarvam_moe"), Family(qk_norm="use_qk_norm", o_bias=False, mlp_bias=False)),
     "seed_oss": Family(o_bias="attention_out_bias"),
     "minimax_m2": Family(qk_norm="full", qkv_bias=False, o_bias=False, mlp_bias=False),
-    "minimax_m3_vl_text": Family(qk_norm="head", qkv_bias=False, o_bias=False, mlp_bias=False),
-    "minimax_m3": Family(qk_norm="head", qkv_bias=False, o_bias=False, mlp_bias=False),
+    **dict.fromkeys(("minimax_m3_vl_text", "minimax_m3", "exaone_moe", "lfm2", "lfm2_moe"), replace(PLAIN, qk_norm="head")),
     "exaone4": Family(layout="post", qk_norm="head", qkv_bias=False, o_bias=False, mlp_bias=False, full_every=4),
-    "exaone_moe": Family(qk_norm="head", qkv_bias=False, o_bias=False, mlp_bias=False),
     "afmoe": Family(layout="sandwich", qk_norm="head", gate="element", router_bias=True, mlp_bias=False, full_every=4),
     "laguna": Family(qk_norm="head", router_bias=True, mlp_bias=False, gate="head", first_dense=1),
     "flint": Family(qk_norm="head", sinks=True, mlp_bias=False, dense_up_to=0),
     "bailing_hybrid": Family(gate="head", tied=None),
     "dots3_note_text": Family(gate="head", mlp_bias=False, first_dense=1),
-    "solar_open": Family(o_bias=False, mlp_bias=False),
     "ernie4_5": Family(qkv_bias="use_bias", o_bias="use_bias", mlp_bias="use_bias"),
     "ernie4_5_moe": replace(PLAIN, router_bias=True),
     "molmo2_text": replace(QWEN3, o_bias=False),
     "ernie4_5_vl_moe_text": replace(PLAIN, router_bias=True, first_dense=1),
-    "glm5_next_text": Family(mlp_bias=False),
-    "mistral_large4_text": Family(mlp_bias=False),
     "inkling_text": Family(qk_norm="head", embedding_norm=True, mlp_bias=False, qkv_bias=False, o_bias=False),
     "inkling2_text": Family(embedding_norm=True, gate="element", mlp_bias=False, qkv_bias=False, o_bias=False),
     "muse_glimmer_text": Family(layout="sandwich", gate="element", mlp_bias=False),
@@ -150,41 +119,29 @@ TABLE: Final[dict[str, Family]] = {
     "kimi_linear": Family(mlp_bias=False, tied=None),
     "xlstm": replace(PLAIN, tied=None),
     "zaya": Family(mlp_bias=False, head_bias="lm_head_bias"),
-    "kolibri1": Family(layout="sandwich", qk_norm="head", mlp_bias=False),
+    **dict.fromkeys(("kolibri1", "gemma3n_text", "gemma4_text", "gemma4_unified_text"), replace(GEMMA, qk_norm="head")),
     "beam": Family(layout="sandwich", qk_norm="head", gate="element", mlp_bias=False, first_dense=3),
-    "step3p7": Family(qk_norm="head", gate="head", mlp_bias=False),
-    "step3p5": Family(qk_norm="head", gate="head", mlp_bias=False),
-    "hyperclovax": Family(layout="sandwich"),
+    **dict.fromkeys(("step3p7", "step3p5"), Family(qk_norm="head", gate="head", mlp_bias=False)),
     **dict.fromkeys(("apertus", "apertus1p5_text"), Family(qk_norm="head", mlp_bias=False, gated=False, mlp_scalars=2)),
     "arcee": Family(gated=False),
     "nanochat": Family(norm="unweighted", mlp_bias=False, gated=False),
-    "jais2": replace(GPT, qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias"),
-    "nemotron": replace(GPT, qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias"),
+    **dict.fromkeys(
+        ("jais2", "nemotron"),
+        replace(GPT, qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias")),
     "nemotron_h": Family(position="none", qkv_bias=False, o_bias=False, gated=False, tied=None),
-    "granite_swa": Family(sinks=True),
-    "granitemoe_swa": Family(sinks=True),
+    **dict.fromkeys(("granite_swa", "granitemoe_swa"), Family(sinks=True)),
     "gpt_oss": Family(sinks=True, expert_bias=True, router_bias=True, qkv_bias="attention_bias", full_every=2),
-    # OLMo, Gemma, LFM, Phi
     "olmo": Family(norm="unweighted", mlp_bias=False),
     "olmoe": Family(qk_norm="full", mlp_bias=False),
-    "gemma2": replace(GEMMA, full_every=2),
-    "t5gemma": replace(GEMMA, full_every=2),
+    **dict.fromkeys(("gemma2", "t5gemma"), replace(GEMMA, full_every=2)),
     "gemma3_text": replace(GEMMA, qk_norm="head", full_every=6),
-    "gemma3n_text": replace(GEMMA, qk_norm="head"),
-    "gemma4_text": replace(GEMMA, qk_norm="head"),
-    "gemma4_unified_text": replace(GEMMA, qk_norm="head"),
-    "lfm2": replace(PLAIN, qk_norm="head"),
-    "lfm2_moe": replace(PLAIN, qk_norm="head"),
     "lfm3": replace(PLAIN, layout="sandwich", qk_norm="head", gate="head"),
     "phi": replace(GPT, layout="parallel", head_bias=True, qk_norm="qk_layernorm", qk_norm_kind="layernorm"),
     "phimoe": Family(norm="layernorm", head_bias="lm_head_bias"),
     "stablelm": Family(norm="layernorm", qkv_bias="use_qkv_bias", o_bias=False, mlp_bias=False),
     "starcoder2": replace(GPT, qkv_bias="use_bias", o_bias="use_bias", mlp_bias="use_bias"),
-    # GPT and its kin
-    "gpt2": replace(PACKED, positions="n_positions", tied=True),
-    "gpt-sw3": replace(PACKED, positions="n_positions", tied=True),
+    **dict.fromkeys(("gpt2", "gpt-sw3", "gpt_bigcode"), replace(PACKED, positions="n_positions", tied=True)),
     "openai-gpt": replace(PACKED, layout="post", positions="n_positions", final_norm=False, tied=True),
-    "gpt_bigcode": replace(PACKED, positions="n_positions", tied=True),
     "ctrl": replace(GPT, head_bias=True, tied=True),
     "gpt_neo": replace(GPT, qkv_bias=False, positions="max_position_embeddings", tied=True),
     "gptj": replace(GPT, layout="parallel", qkv_bias=False, o_bias=False, head_bias=True),
@@ -192,58 +149,49 @@ TABLE: Final[dict[str, Family]] = {
     "gpt_neox": replace(PACKED, layout="parallel_norms", qkv_bias="attention_bias", o_bias="attention_bias"),
     "gpt_neox_japanese": replace(PACKED, qkv_bias=False, o_bias=False, mlp_bias=False),
     "opt": replace(
-        GPT,
-        qkv_bias="enable_bias",
-        o_bias="enable_bias",
-        mlp_bias="enable_bias",
-        positions="max_position_embeddings",
-        position_offset=2,
-        tied=True,
+        GPT, qkv_bias="enable_bias", o_bias="enable_bias", mlp_bias="enable_bias", positions="max_position_embeddings",
+        position_offset=2, tied=True
     ),
     "biogpt": replace(GPT, positions="max_position_embeddings", position_offset=2, tied=True),
     "bloom": replace(PACKED, embedding_norm=True, tied=True, position="alibi", activation="gelu"),
     "xglm": replace(GPT, tied=True),
     "mpt": replace(
-        PACKED,
-        position="alibi",
-        activation="gelu",
-        norm="layernorm_no_bias",
-        qkv_bias=False,
-        o_bias=False,
-        mlp_bias=False,
-        tied=True,
+        PACKED, position="alibi", activation="gelu", norm="layernorm_no_bias", qkv_bias=False, o_bias=False,
+        mlp_bias=False, tied=True
     ),
     "falcon": replace(PACKED, layout="parallel", qkv_bias="bias", o_bias="bias", mlp_bias="bias", tied=True),
     "dbrx": Family(norm="layernorm_no_bias", qkv_bias=False, o_bias=False, mlp_bias=False),
     "persimmon": replace(PACKED, qk_norm="qk_layernorm", qk_norm_kind="layernorm"),
-    "modernbert-decoder": Family(
-        norm="layernorm_no_bias", mlp_bias="mlp_bias", embedding_norm=True, head_bias="decoder_bias", tied=True
-    ),
     "recurrent_gemma": replace(PLAIN, mlp_bias=True),
     "doge": Family(qk_norm="head"),
-    # Encoders: BERT's layers have biases everywhere and norms after
-    **dict.fromkeys(BERT_LIKE, BERT),
-    **dict.fromkeys(("megatron-bert", "xlm-roberta-xl", "roberta-prelayernorm"), replace(BERT, layout="pre", final_norm=True)),
-    "gte": replace(BERT, gated=True),
-    "nomic_bert": replace(BERT, square=False, gated=True, qkv_bias=False, o_bias=False, mlp_bias=False),
-    "esm": replace(BERT, layout="pre", final_norm=True),
+    **dict.fromkeys(("roformer", "jina_embeddings_v3"), ROTARY_BERT),
+    "git": replace(BERT, causal=True),
+    **dict.fromkeys(
+        ("megatron-bert", "xlm-roberta-xl", "roberta-prelayernorm", "esm"),
+        replace(BERT, layout="pre", final_norm=True)),
+    "gte": replace(ROTARY_BERT, gated=True),
+    "nomic_bert": replace(ROTARY_BERT, square=False, gated=True, qkv_bias=False, o_bias=False, mlp_bias=False),
     "esmc": Family(
-        norm="layernorm_no_bias", qk_norm="full", qk_norm_kind="layernorm_no_bias", head_bias=True, square=True, tied=None
+        norm="layernorm_no_bias", qk_norm="full", qk_norm_kind="layernorm_no_bias", head_bias=True, square=True,
+        tied=None, causal=False
     ),
-    "eurobert": Family(head_bias="mlp_bias"),
-    "ultrabert": Family(tied=True),
-    "modernbert": Family(norm="layernorm_no_bias", mlp_bias="mlp_bias", embedding_norm=True, head_bias="decoder_bias", tied=True),
+    "eurobert": Family(head_bias="mlp_bias", causal=False),
+    "ultrabert": Family(tied=True, causal=False),
+    "modernbert": replace(MODERN_BERT, causal=False),
+    "modernbert-decoder": MODERN_BERT,
     **dict.fromkeys(("rembert", "roc_bert", "xmod"), BERT),
-    **dict.fromkeys(("xlm", "flaubert"), replace(BERT, positions="max_position_embeddings", embedding_norm=True, head_bias=True)),
-    "xlnet": replace(BERT, qkv_bias=False, o_bias=False, head_bias=True),
-    "cpmant": replace(PLAIN, tied=None),
-    "trocr": replace(BERT, positions="max_position_embeddings", position_offset=2, embedding_norm=True),
+    **dict.fromkeys(
+        ("xlm", "flaubert"),
+        replace(BERT, positions="max_position_embeddings", embedding_norm=True, head_bias=True, causal="causal")),
+    "xlnet": replace(BERT, qkv_bias=False, o_bias=False, head_bias=True, position="relative"),
+    "cpmant": replace(PLAIN, tied=None, causal=False, position="relative"),
+    "trocr": replace(BERT, positions="max_position_embeddings", position_offset=2, embedding_norm=True, causal=True),
     "hrm_text": Family(norm="unweighted", gate="element"),
-    "dory": Family(norm="unweighted", layout="sandwich", qk_norm="head", qk_norm_kind="unweighted", gate="element", full_every=4),
-    **dict.fromkeys(("rwkv", "rwkv6", "rwkv7"), Family(norm="layernorm")),
-    **dict.fromkeys(FLA_TRANSFORMERS, PLAIN),
-    **dict.fromkeys(FLA, LLAMA),
-}
+    "dory": Family(
+        norm="unweighted", layout="sandwich", qk_norm="head", qk_norm_kind="unweighted", gate="element", full_every=4
+    ),
+}  # fmt: skip
+"""Model types by what their classes build, where that is not said by every file alike."""
 
 READERS: Final[dict[str, Any]] = {
     **HYBRID_READERS,

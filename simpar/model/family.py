@@ -26,6 +26,7 @@ class Family:
     qk_norm_kind: NormKind = "rmsnorm"
     gate: Literal["none", "element", "head"] = "none"
     sinks: bool = False
+    causal: bool | str = True
     packed: bool = False
     """One matrix of queries, keys and values."""
     dense_up_to: int | None = None
@@ -36,7 +37,7 @@ class Family:
     shared_gate: bool = False
     full_every: int = 0
     """Every so many layers one has full attention, the others the window, where no key says it."""
-    position: Literal["rope", "none", "alibi", "absolute"] = "rope"
+    position: Literal["rope", "none", "alibi", "absolute", "relative"] = "rope"
     activation: str = "silu"
     """Where the file has none."""
     positions: str = ""

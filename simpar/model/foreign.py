@@ -1,4 +1,4 @@
-"""Files whose classes are not transformers': their names for its keys, and what they write that changes nothing."""
+"""Names of keys that are not transformers' usual ones, and what files of other classes write that changes nothing."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ NAMES: Final[dict[str, dict[str, str]]] = {
         "intermediate_size": "mlp_hidden_size", "vocab_size": "embedding_size", "qkv_bias": "include_qkv_bias",
         "mlp_bias": "include_bias", "max_position_embeddings": "max_sequence_length",
     },
+    # sizes that transformers' own classes have under one name alone
+    "gpt_neo": {"sliding_window": "window_size"}, "distilbert": {"intermediate_size": "hidden_dim"},
+    "xlnet": {"intermediate_size": "d_inner"}, "cpmant": {"intermediate_size": "dim_ff", "head_dim": "dim_head"},
+    "trocr": {"intermediate_size": "decoder_ffn_dim"},
     "pangu_ultra_moe": {
         "q_lora_rank": "attention_q_lora_dim", "kv_lora_rank": "attention_kv_lora_dim", "qk_nope_head_dim": "attention_qk_dim",
         "qk_rope_head_dim": "attention_qk_rope_dim", "v_head_dim": "attention_v_dim", "num_nextn_predict_layers": "num_mtp_layers",
     },
 }  # fmt: skip
-"""model_type -> transformers' name of a key -> the file's."""
+"""model_type -> transformers' usual name of a key -> the file's."""
 
 USUAL: Final[dict[str, tuple[Any, ...]]] = {
     "attention_method": ("MLA",), "zero_expert_type": ("identity",), "moe_gate": ("topk", "top2_fused"), "mamba_use_mlp": (True,),

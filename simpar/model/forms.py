@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from simpar.model.pieces import deal, norm_extra
 from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec
 from simpar.specs.mixers import AttentionSpec, BranchSpec, ExpertsSpec, FeedForwardSpec, LatentAttentionSpec, WeightSpec
-from simpar.specs.model import TransformerSpec
+from simpar.specs.model import MoeSpec, TransformerSpec
 
 ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "relu": "relu", "relu2": "squared_relu", "gelu": "gelu", "gelu_new": "gelu_new",
@@ -17,6 +18,7 @@ ACTIVATIONS = {
 """Hugging Face's names of activations and TransformerSpec's."""
 
 
+@lru_cache(maxsize=256)
 def general(model: TransformerSpec) -> ArchitectureSpec:
     """`model` in the general form: an encoder stack before the decoder's where it has one."""
     stacked = model.num_decoder_layers > 0
@@ -80,7 +82,6 @@ def _fields(model: ArchitectureSpec, stack: StackSpec) -> dict[str, Any] | None:
     sandwich = step.norm == "sandwich"
     parallel = len(step.branches) > 1
     extra = {weight.name for weight in model.extra}
-    latent = isinstance(attention, LatentAttentionSpec)
     fields: dict[str, Any] = {
         "name": model.name, "source": model.source, "dropout": model.dropout, "even_routing": model.even_routing,
         "hidden_size": stack.hidden_size, "num_hidden_layers": len(order),
@@ -108,7 +109,6 @@ def _fields(model: ArchitectureSpec, stack: StackSpec) -> dict[str, Any] | None:
         }  # fmt: skip
     if experts:
         fields["moe"] = _moe_fields(stack, experts)
-    del latent
     return fields if fields["num_attention_heads"] % fields["num_key_value_heads"] == 0 else None
 
 
@@ -131,7 +131,8 @@ def _moe_fields(stack: StackSpec, experts: ExpertsSpec) -> dict[str, Any]:
 
 def _stack(model: TransformerSpec, *, decoder: bool, count: int, name: str) -> StackSpec:
     stacked = model.num_decoder_layers > 0
-    layers = [_layer(model, i, decoder=decoder) for i in range(count)]
+    made = {moe: _layer(model, decoder=decoder, moe=moe) for moe in {model.is_moe_layer(i) for i in range(count)}}
+    layers = [made[model.is_moe_layer(i)] for i in range(count)]
     kinds, pattern = deal(layers, ["decoder" if decoder else "encoder" if stacked else "full"] * count)
     relative = model.relative_position_buckets
     extra = (
@@ -148,14 +149,14 @@ def _stack(model: TransformerSpec, *, decoder: bool, count: int, name: str) -> S
     )
 
 
-def _layer(model: TransformerSpec, i: int, *, decoder: bool) -> LayerSpec:
+def _layer(model: TransformerSpec, *, decoder: bool, moe: bool) -> LayerSpec:
     encoder = model.num_decoder_layers > 0 and not decoder
     mixer: BranchSpec
     if model.mla:
         mixer = LatentAttentionSpec(num_heads=model.num_attention_heads, **model.mla.model_dump())
     else:
         mixer = _attention(model, causal=not encoder)
-    feed = _feed_forward(model, i)
+    feed = _feed_forward(model, model.moe if moe else None)
     if model.parallel_block and isinstance(feed, FeedForwardSpec):
         return LayerSpec(sublayers=(SublayerSpec(branches=(mixer, feed), num_norms=model.block_norms),))
     norm: Any = "sandwich" if model.block_norms == 4 else "pre"
@@ -177,14 +178,13 @@ def _attention(model: TransformerSpec, *, causal: bool) -> AttentionSpec:
     )  # fmt: skip
 
 
-def _feed_forward(model: TransformerSpec, i: int) -> FeedForwardSpec | ExpertsSpec:
-    moe = model.moe
-    if moe is None or not model.is_moe_layer(i):
+def _feed_forward(model: TransformerSpec, moe: MoeSpec | None) -> FeedForwardSpec | ExpertsSpec:
+    if moe is None:
         width, act = model.intermediate_size, model.activation
         return FeedForwardSpec(width=width, gated=model.gated_mlp, bias=model.mlp_bias, activation=act)
     return ExpertsSpec(
         num_experts=moe.num_experts, num_experts_per_tok=moe.num_experts_per_tok, width=moe.moe_intermediate_size,
-        gated=model.gated_mlp,
+        gated=model.gated_mlp, limit=model.swiglu_limit,
         bias=model.mlp_bias, activation=model.activation, router_bias=moe.router_bias,
         shared_width=moe.shared_expert_intermediate_size,
         shared_gate=moe.shared_expert_gate, num_groups=moe.n_group, top_groups=moe.topk_group,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
-from simpar.model.decoder import Decoder
+from simpar.model.decoder import Decoder, Weights
 from simpar.model.pieces import vector
-from simpar.specs.architecture import LayerSpec
 from simpar.specs.mixers import BranchSpec, ExpertsSpec, WeightSpec
 
 
@@ -14,6 +13,9 @@ class Gemma3n(Decoder):
     """Four streams mixed by AltUp, low-rank LAuReL branches, per-layer embeddings, keys shared by the last layers."""
 
     streams = "altup_num_inputs"
+    settled: ClassVar[tuple[str, ...]] = (
+        "activation_sparsity_pattern", "altup_active_idx", "altup_correct_scale", "altup_lr_multiplier", "query_pre_attn_scalar",
+    )  # fmt: skip
 
     def layer_type(self, i: int) -> str:
         return "full_attention" if (i + 1) % 5 == 0 else "sliding_attention"
@@ -24,14 +26,10 @@ class Gemma3n(Decoder):
 
     def attention_fields(self, i: int) -> dict[str, Any]:
         fields = super().attention_fields(i)
-        self.k.get(
-            "activation_sparsity_pattern", "altup_active_idx", "altup_correct_scale", "altup_lr_multiplier", "query_pre_attn_scalar"
-        )
         return {**fields, "key_value": "shared"} if i >= self.num_layers - shared_keys(self) else fields
 
-    def layer(self, i: int) -> LayerSpec:
-        h, rank = self.hidden, self.k.number("laurel_rank")
-        n, per_layer = self.k.number("altup_num_inputs"), self.k.number("hidden_size_per_layer_input")
+    def layer_extra(self, i: int) -> Weights:
+        h, rank, n = self.hidden, self.k.number("laurel_rank"), self.k.number("altup_num_inputs")
         altup = (
             vector("altup_scale_and_norm", 2 * h),
             WeightSpec(name="altup_correction", inputs=n, outputs=n),
@@ -43,14 +41,9 @@ class Gemma3n(Decoder):
             WeightSpec(name="laurel_right", inputs=rank, outputs=h),
             vector("laurel_norm", h),
         )
-        inputs = (
-            WeightSpec(name="per_layer_gate", inputs=h, outputs=per_layer),
-            WeightSpec(name="per_layer_projection", inputs=per_layer, outputs=h),
-            vector("per_layer_norm", h),
-        )
-        return LayerSpec(sublayers=super().layer(i).sublayers, extra=(*altup, *laurel, *inputs))
+        return (*altup, *laurel, *per_layer_inputs(self))
 
-    def stack_extra(self) -> tuple[WeightSpec, ...]:
+    def stack_extra(self) -> Weights:
         h, n = self.hidden, self.k.number("altup_num_inputs")
         return (
             *per_layer_embeddings(self),
@@ -67,7 +60,19 @@ def shared_keys(d: Decoder) -> int:
     return number
 
 
-def per_layer_embeddings(d: Decoder) -> tuple[WeightSpec, ...]:
+def per_layer_inputs(d: Decoder) -> Weights:
+    """Gemma 3n and 4: what a layer does with its row of that table."""
+    width = d.k.get("hidden_size_per_layer_input", default=0)
+    if not width:
+        return ()
+    return (
+        WeightSpec(name="per_layer_gate", inputs=d.hidden, outputs=width),
+        WeightSpec(name="per_layer_projection", inputs=width, outputs=d.hidden),
+        vector("per_layer_norm", d.hidden),
+    )
+
+
+def per_layer_embeddings(d: Decoder) -> Weights:
     """Gemma 3n and 4: a second table with a row for every layer, and its projection from the hidden state."""
     width = d.k.get("hidden_size_per_layer_input", default=0)
     if not width:
@@ -86,9 +91,6 @@ class Gemma4(Decoder):
     def layer_type(self, i: int) -> str:
         return "full_attention" if (i + 1) % 6 == 0 or i == self.num_layers - 1 else "sliding_attention"
 
-    def is_full(self, i: int) -> bool:
-        return "full" in self.types[i]
-
     def shares_keys(self, i: int) -> bool:
         return i >= self.num_layers - shared_keys(self)
 
@@ -96,7 +98,7 @@ class Gemma4(Decoder):
         fields = super().attention_fields(i)
         heads, kv = self.k.get("global_head_dim"), self.k.get("num_global_key_value_heads")
         twice = bool(self.k.get("attention_k_eq_v", default=False))
-        if self.is_full(i):
+        if "full" in self.types[i]:
             if i not in self.changes:
                 fields["head_dim"] = heads or (
                     512 if self.k.model_type.startswith("gemma4") and not self.changes else self.head_dim
@@ -119,18 +121,10 @@ class Gemma4(Decoder):
         extra = (vector("router_scales", self.hidden + fields["num_experts"]), vector("norms", 3 * self.hidden))
         return (self.mlp(i), ExpertsSpec(**fields, extra=extra))
 
-    def layer(self, i: int) -> LayerSpec:
-        layer, width = super().layer(i), self.k.get("hidden_size_per_layer_input", default=0)
-        if not width:
-            return layer
-        extra = (
-            WeightSpec(name="per_layer_gate", inputs=self.hidden, outputs=width),
-            WeightSpec(name="per_layer_projection", inputs=width, outputs=self.hidden),
-            vector("per_layer_norm", self.hidden),
-        )
-        return LayerSpec(sublayers=layer.sublayers, extra=extra)
+    def layer_extra(self, i: int) -> Weights:
+        return per_layer_inputs(self)
 
-    def stack_extra(self) -> tuple[WeightSpec, ...]:
+    def stack_extra(self) -> Weights:
         return per_layer_embeddings(self)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
-from simpar.model.decoder import Decoder
+from simpar.model.decoder import Decoder, Weights
+from simpar.model.family import Layout
 from simpar.model.pieces import vector
-from simpar.specs.architecture import LayerSpec, SublayerSpec
+from simpar.specs.architecture import SublayerSpec
 from simpar.specs.mixers import (
     AttentionSpec,
     BranchSpec,
@@ -135,6 +136,8 @@ NEMOTRON_LETTERS = {"M": "mamba", "*": "full_attention", "-": "mlp", "E": "moe"}
 class NemotronH(Decoder):
     """One mixer or feed-forward per layer, by a string of letters."""
 
+    settled: ClassVar[tuple[str, ...]] = ("mtp_hybrid_override_pattern", "mtp_layers_block_type", "num_query_groups")
+
     def __init__(self, keys: Any, family: Any) -> None:
         pattern = keys.get("hybrid_override_pattern")
         pattern = "".join(pattern) if isinstance(pattern, list) else pattern
@@ -146,14 +149,13 @@ class NemotronH(Decoder):
                 keys.violate("hybrid_override_pattern", name, "unknown kind of layer", f"one of {', '.join(NEMOTRON_LETTERS)}")
         if "num_hidden_layers" not in keys.config or keys.config["num_hidden_layers"] is None:
             keys.config = {**keys.config, "num_hidden_layers": len(self.names)}
-        keys.get("mtp_hybrid_override_pattern", "mtp_layers_block_type", "num_query_groups")
         super().__init__(keys, family)
         self.num_layers = len(self.names)
 
     def layer_types(self) -> list[str]:
         return self.names
 
-    def layer(self, i: int) -> LayerSpec:
+    def sublayers(self, i: int) -> tuple[SublayerSpec, ...]:
         kind = self.types[i]
         branch: BranchSpec
         if kind in MAMBA:
@@ -164,10 +166,7 @@ class NemotronH(Decoder):
             branch = self.mlp(i)
         else:
             branch = self.attention(i)
-        return LayerSpec(sublayers=(SublayerSpec(branches=(branch,)),))
-
-    def intermediate(self, i: int) -> int:
-        return self.k.number("intermediate_size")
+        return (SublayerSpec(branches=(branch,)),)
 
     def expert_fields(self, i: int) -> dict[str, Any]:
         fields = super().expert_fields(i)
@@ -179,20 +178,19 @@ class NemotronH(Decoder):
 class Zamba2(Decoder):
     """Mamba 2 everywhere; at hybrid layers a shared block of attention and feed-forward on two streams side by side."""
 
+    settled: ClassVar[tuple[str, ...]] = ("num_query_groups", "kv_channels", "ffn_hidden_size", "lora_rank")
+
     def layer_types(self) -> list[str]:
         given = self.k.listed("layers_block_type", "layer_types")
         hybrid = self.k.get("hybrid_layer_ids", default=[])
         return list(given)[: self.num_layers] if given else ["hybrid" if i in hybrid else "mamba" for i in range(self.num_layers)]
 
-    def layer(self, i: int) -> LayerSpec:
+    def sublayers(self, i: int) -> tuple[SublayerSpec, ...]:
         steps = [SublayerSpec(branches=(self.state_space(),))]
         if "hybrid" in self.types[i]:
             use = sum("hybrid" in kind for kind in self.types[:i])
             steps = [*self.shared_block(use), *steps]
-        return LayerSpec(sublayers=tuple(steps))
-
-    def feed_forward_width(self) -> int:
-        return self.k.number("intermediate_size", default=4 * self.hidden)
+        return tuple(steps)
 
     def state_space(self) -> BranchSpec:
         """The mixer of every layer."""
@@ -215,8 +213,7 @@ class Zamba2(Decoder):
     def shared_block(self, use: int) -> list[SublayerSpec]:
         """Block `use` of the alternating shared ones, with the adapters and the projection of this place."""
         block = f"block_{use % self.k.number('num_mem_blocks', default=1)}"
-        wide, width, heads = 2 * self.hidden, self.feed_forward_width(), self.heads
-        self.k.get("num_query_groups", "kv_channels", "ffn_hidden_size", "lora_rank")
+        wide, width, heads = 2 * self.hidden, self.k.number("intermediate_size", default=4 * self.hidden), self.heads
         if not self.tied() and not use:  # transformers ties the blocks and the head together, or nothing
             self.k.unknown.append(("tie_word_embeddings", False, "gives every place a block of its own in its class"))
         self.k.meet("attention_hidden_size", self.k.get("attention_hidden_size", default=wide), wide, "2 x hidden_size")
@@ -240,12 +237,19 @@ class Zamba2(Decoder):
 class Zamba(Zamba2):
     """Mamba 1 with one shared block, without adapters."""
 
+    settled: ClassVar[tuple[str, ...]] = (
+        "attn_layer_period",
+        "attn_layer_offset",
+        "n_mamba_heads",
+        "use_associative_scan",
+        "attention_hidden_size",
+    )
+
     def layer_type(self, i: int) -> str:
         period, offset = self.k.number("attn_layer_period", default=6), self.k.get("attn_layer_offset", default=4)
         return "hybrid" if i == 2 or (i > 2 and (i - 3) % period == offset) else "mamba"
 
     def layer_types(self) -> list[str]:
-        self.k.get("attn_layer_period", "attn_layer_offset", "n_mamba_heads", "use_associative_scan", "attention_hidden_size")
         return Decoder.layer_types(self)
 
     def state_space(self) -> BranchSpec:
@@ -258,6 +262,12 @@ class Zamba(Zamba2):
 class Lfm(Decoder):
     """Gated short convolutions with attention at listed layers (LFM2, LFM3)."""
 
+    settled: ClassVar[tuple[str, ...]] = (
+        "conv_L_cache", "conv_bias", "block_dim", "block_use_swiglu", "block_norm_eps", "conv_dim", "conv_dim_out", "num_heads",
+        "use_pos_enc", "block_mlp_init_scale", "block_ffn_dim_multiplier", "block_multiple_of", "block_out_init_scale",
+        "block_ff_dim",
+    )  # fmt: skip
+
     def layer_types(self) -> list[str]:
         full = self.k.get("full_attn_idxs")
         if not self.k.listed("layer_types") and full:
@@ -269,35 +279,11 @@ class Lfm(Decoder):
             return "full_attention"
         return "full_attention" if i % 4 == 2 else "sliding_attention" if i % 4 == 0 and i else "conv"
 
-    def outside(self) -> dict[str, Any]:
-        self.k.get(
-            "conv_L_cache",
-            "conv_bias",
-            "block_dim",
-            "block_use_swiglu",
-            "block_norm_eps",
-            "conv_dim",
-            "conv_dim_out",
-            "num_heads",
-            "use_pos_enc",
-            "block_mlp_init_scale",
-        )
-        self.k.get(
-            "block_ffn_dim_multiplier",
-            "block_multiple_of",
-            "block_out_init_scale",
-            "block_ff_dim",
-        )
-        return super().outside()
-
     def attention_fields(self, i: int) -> dict[str, Any]:
         return {**super().attention_fields(i), **({} if self.k.get("use_attention_gate", default=True) else {"gate": "none"})}
 
-    def layer(self, i: int) -> LayerSpec:
-        steps = super().layer(i).sublayers
-        if self.k.get("use_sandwich_norm", default=True):
-            return LayerSpec(sublayers=steps)
-        return LayerSpec(sublayers=tuple(step.model_copy(update={"norm": "pre"}) for step in steps))
+    def layout(self, i: int) -> Layout:
+        return super().layout(i) if self.k.get("use_sandwich_norm", default=True) else "pre"
 
     def intermediate(self, i: int) -> int:
         """LFM2 adjusts the width as Llama does: two thirds, times a factor, rounded up."""
@@ -333,16 +319,19 @@ class Phi4Flash(Decoder):
         if self.types[i] == "mamba":
             return (mamba1(self),)
         shared = {"key_value": "shared"} if i > self.num_layers // 2 + 1 else {}
-        extra = (vector("lambda", 4 * self.head_dim), vector("sub_norm", 2 * self.head_dim))
-        return (AttentionSpec(**{**self.attention_fields(i), **shared, "position": "none", "extra": extra}),)
+        return (AttentionSpec(**{**self.attention_fields(i), **shared, "position": "none"}),)
+
+    def attention_extra(self, i: int) -> Weights:
+        return (vector("lambda", 4 * self.head_dim), vector("sub_norm", 2 * self.head_dim))
 
 
 class RecurrentGemma(Decoder):
     """Two recurrent layers for each one of local attention."""
 
+    settled: ClassVar[tuple[str, ...]] = ("lru_width", "conv1d_width")
+
     def layer_types(self) -> list[str]:
         given = self.k.listed("layers_block_type", "layer_types")
-        self.k.get("lru_width", "conv1d_width")
         cycle = given or self.k.get("block_types", "_block_types", default=["recurrent", "recurrent", "attention"])
         return [cycle[i % len(cycle)] for i in range(self.num_layers)]
 

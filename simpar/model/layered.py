@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from simpar.graph.types import Layer
-from simpar.model.blocks import TOKENS, Batch
+from simpar.graph.types import Layer, Lookup
 from simpar.model.carried import boundary_elements
+from simpar.model.forms import general
 from simpar.model.mixers import write_branch
 from simpar.model.network import EncoderInput, EncoderLayer, Network, packed
-from simpar.model.writer import NORMS, Writer
-from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec
+from simpar.model.writer import NORMS, TOKENS, Batch, Writer
+from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec, TokenModel
 from simpar.specs.mixers import WeightSpec
+from simpar.specs.model import TransformerSpec
 
 
 def text_stack(model: ArchitectureSpec) -> StackSpec:
@@ -112,6 +113,32 @@ def embedding_graph(model: ArchitectureSpec, batch: Batch) -> Layer:
     return g.done(x)
 
 
+def transformer_embedding(model: TransformerSpec, batch: Batch) -> Layer:
+    """Token (and learned position) lookup and its dropout, BLOOM's norm after it."""
+    w = Writer("embedding", model.hidden_size, batch, model.norm)
+    g = w.graph
+    g.axis("vocab", batch.vocabulary or model.vocab_size, "tensor")
+    ids = g.input("embedding/ids", "batch sequence", data=True, format="int64")
+    x = g.lookup("embedding/word", ids, "vocab hidden", TOKENS)
+    if model.position == "learned":
+        g.axis("positions", model.max_position_embeddings)
+        x = g.lookup("embedding/position", ids, "positions hidden", TOKENS, add=x)
+    x = g.elementwise("embedding/dropout", [x], "dropout", module="embedding")
+    if model.embedding_norm:
+        x = w.norm("embedding/norm", x)
+    if model.num_decoder_layers and model.final_norm:
+        # The encoder's own final norm; it has no layer of its own.
+        x = w.norm("embedding/encoder_final_norm", x)
+    if model.relative_position_buckets:
+        g.axis("buckets", model.relative_position_buckets)
+        g.axis("bias_heads", model.num_attention_heads)
+        tables = range(2 if model.num_decoder_layers else 1)
+        held = tuple(g.parameter(f"embedding/relative.weight{i}", "buckets bias_heads") for i in tables)
+        bias = g.tensor("embedding/relative.out", "buckets bias_heads")
+        g.add(Lookup("embedding/relative", (), (bias,), "embedding", held))
+    return g.done(x)
+
+
 def _stack_weights(w: Writer, stack: StackSpec, x: str) -> str:
     """What a stack holds outside its layers, an encoder's final norm with it: it has no layer of its own."""
     x = w.weights(stack.name, x, stack.extra, "embedding")
@@ -167,13 +194,14 @@ def encoder_layers(model: ArchitectureSpec, given: EncoderInput, carried: float)
     ]
 
 
-@lru_cache(maxsize=256)
-def layered_network(
-    model: ArchitectureSpec, micro_batch: int, sequence: int, vocab: int = 0, inputs: tuple[EncoderInput, ...] = (),
+@lru_cache(maxsize=512)
+def token_network(
+    spec: TokenModel, micro_batch: int, sequence: int, vocab: int = 0, inputs: tuple[EncoderInput, ...] = (),
     documents: tuple[int, ...] = (),
 ) -> Network:  # fmt: skip
-    """The layers of `model` for one micro-batch of `micro_batch` sequences; of towers those that have `inputs`."""
-    batch = Batch(micro_batch, sequence, vocab)
+    """The layers of a model for one micro-batch of `micro_batch` sequences; of towers those that have `inputs`."""
+    model, batch = general(spec) if isinstance(spec, TransformerSpec) else spec, Batch(micro_batch, sequence, vocab)
+    embedding = transformer_embedding(spec, batch) if isinstance(spec, TransformerSpec) else embedding_graph(model, batch)
     layers: list[Layer] = []
     for stack in model.stacks:
         if not stack.tower:
@@ -185,7 +213,7 @@ def layered_network(
     for given in inputs:
         encoders += encoder_layers(model, given, encoders[-1].passes_on if encoders else 0.0)
     made = Network(
-        embedding_graph(model, batch), tuple(layers), head_graph(model, batch), modules,
+        embedding, tuple(layers), head_graph(model, batch), modules,
         head_graph(model, batch, norm=False) if modules else None, boundary_elements(model, micro_batch * sequence),
         model.tie_word_embeddings, tuple(encoders),
     )  # fmt: skip

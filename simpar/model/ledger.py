@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 from simpar.graph.ledger import node_flops
 from simpar.graph.types import Custom, Einsum, Layer, Lookup, Node, View
-from simpar.model.blocks import Batch
 from simpar.model.forms import general
 from simpar.model.layered import embedding_graph, head_graph, layer_graph, text_stack
 from simpar.model.network import simple_network
-from simpar.model.writer import Writer, attention_mask
+from simpar.model.writer import Batch, Writer, attention_mask
 from simpar.specs.architecture import ArchitectureSpec, StackSpec, TokenModel
 from simpar.specs.mixers import BranchSpec
 from simpar.specs.model import CnnSpec, MlpSpec, TransformerSpec

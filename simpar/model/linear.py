@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
-from simpar.model.decoder import Decoder
+from simpar.model.decoder import Decoder, Weights
+from simpar.model.family import Layout
 from simpar.model.pieces import vector
-from simpar.specs.architecture import LayerSpec, SublayerSpec
+from simpar.specs.architecture import SublayerSpec
 from simpar.specs.mixers import BranchSpec, CustomSpec, DeltaSpec, LinearAttentionSpec, WeightSpec
 
 _KERNELS = ("short_conv_kernel_size", "linear_conv_kernel_dim")
@@ -60,7 +61,6 @@ class JetNemotron(Decoder):
         return int(swa["window_size"]) if "window_size" in swa else None
 
     def layer_types(self) -> list[str]:
-        self.k.get("max_window_layers")
         names = {"jet": "linear_attention", "attn": "full_attention", "swa": "sliding_attention"}
         return [names.get(kind, kind) for kind in super().layer_types()]
 
@@ -86,10 +86,8 @@ class JetNemotron(Decoder):
 class OlmoHybrid(QwenNext):
     """Gated DeltaNet with a norm before it, full attention with norms after (OLMo)."""
 
-    def layer(self, i: int) -> LayerSpec:
-        norm = "pre" if self.types[i] == "linear_attention" else "post"
-        parts = (self.mixer(i), self.feed_forward(i))
-        return LayerSpec(sublayers=tuple(SublayerSpec(branches=branches, norm=norm) for branches in parts))
+    def layout(self, i: int) -> Layout:
+        return "pre" if self.types[i] == "linear_attention" else "post"
 
     def attention_fields(self, i: int) -> dict[str, Any]:
         return {**super().attention_fields(i), "qk_norm": "full"}
@@ -98,6 +96,7 @@ class OlmoHybrid(QwenNext):
 class KimiLinear(Decoder):
     """Kimi Delta Attention, three to one with latent attention without positions."""
 
+    settled: ClassVar[tuple[str, ...]] = ("mla_use_nope", "attn_res_block_size", "use_grouped_topk")
     decay_rank_is_head = True
 
     def layer_types(self) -> list[str]:
@@ -139,7 +138,6 @@ class KimiLinear(Decoder):
 
     def latent_fields(self, i: int) -> dict[str, Any]:
         fields = super().latent_fields(i)
-        self.k.get("mla_use_nope", "attn_res_block_size", "use_grouped_topk")
         return {**fields, "gate": "element"} if self.k.get("mla_use_output_gate", default=False) else fields
 
     def expert_fields(self, i: int) -> dict[str, Any]:
@@ -161,6 +159,8 @@ class BailingHybrid(KimiLinear):
 class BailingLinear(Decoder):
     """Ling and Ring linear 2.0: lightning attention with norms of queries and keys, one softmax layer in `layer_group_size`."""
 
+    settled: ClassVar[tuple[str, ...]] = ("group_norm_size", "linear_silu")
+
     def layer_type(self, i: int) -> str:
         group = self.k.number("layer_group_size", default=1)
         return "full_attention" if (i + 1) % group == 0 or i >= self.num_layers // group * group else "linear_attention"
@@ -171,7 +171,6 @@ class BailingLinear(Decoder):
         h, d = self.heads, self.head_dim
         kv = self.kv_heads if self.k.get("use_linear_gqa", default=False) else h
         norms = (vector("qk_norms", 2 * d),) if self.k.get("use_qk_norm", default=False) else ()
-        self.k.get("group_norm_size", "linear_silu")
         return (
             LinearAttentionSpec(
                 num_heads=h, num_key_value_heads=kv, key_head_dim=d, value_head_dim=d, norm_size=h * d, chunk=64, extra=norms
@@ -211,7 +210,7 @@ class Rwkv(Decoder):
     def layer_types(self) -> list[str]:
         return ["rwkv"] * self.num_layers
 
-    def layer(self, i: int) -> LayerSpec:
+    def sublayers(self, i: int) -> tuple[SublayerSpec, ...]:
         inner, width = (
             self.k.number("attention_hidden_size", default=self.hidden),
             self.k.number("intermediate_size", default=4 * self.hidden),
@@ -233,9 +232,9 @@ class Rwkv(Decoder):
                 WeightSpec(name="receptance", inputs=h, outputs=h), WeightSpec(name="value", inputs=width, outputs=h),
             ),
         )  # fmt: skip
-        return LayerSpec(sublayers=(SublayerSpec(branches=(time,)), SublayerSpec(branches=(channel,))))
+        return (SublayerSpec(branches=(time,)), SublayerSpec(branches=(channel,)))
 
-    def stack_extra(self) -> tuple[WeightSpec, ...]:
+    def stack_extra(self) -> Weights:
         return (vector("pre_norm", 2 * self.hidden),)
 
 

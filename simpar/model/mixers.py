@@ -9,9 +9,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from simpar.graph.masks import CAUSAL, Mask
-from simpar.graph.types import Attention, Elementwise, Permute, Scan
-from simpar.model.blocks import TOKENS, activation_op
-from simpar.model.writer import NORMS, Writer, attention_mask
+from simpar.graph.types import GELUS, Attention, Elementwise, Permute, Scan
+from simpar.model.writer import NORMS, TOKENS, Writer, attention_mask
 from simpar.specs.mixers import (
     AttentionSpec,
     BranchSpec,
@@ -71,13 +70,17 @@ def _packed(w: Writer, a: AttentionSpec, x: str, path: str, axes: tuple[str, str
     heads, kv, d, v = axes
     qkv = w.axis("qkv", parts=(f"{heads} {d}", f"{kv} {d}", f"{kv} {v}"))
     parts = (f"batch sequence {heads} {d}", f"batch sequence {kv} {d}")
-    y = w.graph.linear(f"{path}/qkv", x, f"batch sequence {qkv}", module="attention", bias=a.q_bias)
+    normed, rotated = a.qk_norm == "head", a.position == "rope" and not a.cross
+    last = f"{path}/qkv_out"  # what attention reads has one name, whichever node makes it
+    to = "" if normed or rotated else last
+    y = w.graph.linear(f"{path}/qkv", x, f"batch sequence {qkv}", module="attention", to=to, bias=a.q_bias)
     w.graph.of_linears(y, 1 if a.packed else 3)
-    if a.qk_norm == "head":
+    if normed:
         kept = tuple(zip(parts, (f"{path}/qk_norm_in", f"{path}/k_norm_in"), strict=True))
-        y = w.graph.norm(f"{path}/qk_norm", y, kind=NORMS[a.qk_norm_kind], module="attention", parts=kept)
-    if a.position == "rope" and not a.cross:
-        y = w.graph.elementwise(f"{path}/rope", [y], _rotation(a), module="attention", over=parts)
+        to = "" if rotated else last
+        y = w.graph.norm(f"{path}/qk_norm", y, kind=NORMS[a.qk_norm_kind], module="attention", to=to, parts=kept)
+    if rotated:
+        y = w.graph.elementwise(f"{path}/rope", [y], _rotation(a), module="attention", to=last, over=parts)
     return [y]
 
 
@@ -256,11 +259,8 @@ def _low_rank(w: Writer, name: str, x: str, rank: int, out: str, module: str) ->
 
 def _linear_attention(w: Writer, m: LinearAttentionSpec, x: str) -> list[str]:
     path, g = w.path("linear_attention"), w.graph
-    heads, dk, dv = (
-        w.axis("linear_heads", m.num_heads, "tensor"),
-        w.axis("linear_key", m.key_head_dim),
-        w.axis("linear_value", m.value_head_dim),
-    )
+    heads = w.axis("linear_heads", m.num_heads, "tensor")
+    dk, dv = w.axis("linear_key", m.key_head_dim), w.axis("linear_value", m.value_head_dim)
     kv = w.axis("linear_kv_heads", m.num_key_value_heads, "groups") if m.num_key_value_heads else heads
     qkv = w.axis("linear_qkv", parts=(f"{heads} {dk}", f"{kv} {dk}", f"{kv} {dv}"))
     inner = w.axis("linear_inner", parts=(f"{heads} {dv}",))
@@ -273,12 +273,8 @@ def _linear_attention(w: Writer, m: LinearAttentionSpec, x: str) -> list[str]:
     if m.norm_size:
         y = g.norm(f"{path}/out_norm", y, module=path)
     if m.gate:
-        y = g.elementwise(
-            f"{path}/gated",
-            [y, w.linear(f"{path}/gate", x, f"{heads} {dv}" if by_head else inner, path, m.bias)],
-            "gate",
-            module=path,
-        )
+        gate = w.linear(f"{path}/gate", x, f"{heads} {dv}" if by_head else inner, path, m.bias)
+        y = g.elementwise(f"{path}/gated", [y, gate], "gate", module=path)
     return [w.linear(f"{path}/out", y, TOKENS, path, m.bias)]
 
 
@@ -303,14 +299,8 @@ def _recurrent(w: Writer, m: RecurrentSpec, x: str) -> list[str]:
     head = m.width // m.num_heads
     blocks = (w.axis("lru_gates", 2 * m.num_heads), w.axis("lru_block_in", head), w.axis("lru_block", head))
     held = tuple(g.parameter(f"{path}/gates.{n}", axes) for n, axes in (("weight", blocks), ("bias", (blocks[0], blocks[2]))))
-    gates = w.kernel(
-        f"{path}/gates",
-        (u,),
-        f"batch sequence {width}",
-        path,
-        flops=4.0 * m.width * head * w.tokens,
-        moved=6.0 * m.width * w.tokens,
-    )
+    flops, moved = 4.0 * m.width * head * w.tokens, 6.0 * m.width * w.tokens
+    gates = w.kernel(f"{path}/gates", (u,), f"batch sequence {width}", path, flops=flops, moved=moved)
     decay = (g.parameter(f"{path}/decay", (width,)),)
     y = g.tensor(f"{path}/scan.out", g.axes_of(u))
     scanned = g.add(Elementwise(f"{path}/scan", (u, gates), (y,), path, (*held, *decay), "recurrence"))
@@ -327,7 +317,8 @@ def _pair(w: Writer, role: str, size: int, split: str, gated: bool) -> tuple[str
 
 
 def _two_products(w: Writer, x: str, path: str, axes: tuple[str, str], m: FeedForwardSpec | ExpertsSpec) -> str:
-    (wide, narrow), bias, op = axes, m.bias, activation_op(m.activation, gated=m.gated)
+    (wide, narrow), bias = axes, m.bias
+    op = m.activation if m.activation in GELUS and not m.gated else "activation"
     module = path.split("_2")[0]
     both = w.graph.linear(f"{path}/fc1", x, f"batch sequence {wide}", module=module, to=f"{path}/activation_in", bias=bias)
     w.graph.of_linears(both, 1 + m.gated)

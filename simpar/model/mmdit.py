@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simpar.model.config_keys import Keys
-from simpar.model.pieces import deal, vector
+from simpar.model.pieces import deal, encoder_attention, in_turn, vector
 from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec
 from simpar.specs.mixers import AttentionSpec, ExpertsSpec, FeedForwardSpec, WeightSpec
 
@@ -56,10 +56,8 @@ class MMDiT:
         if text_stream:
             extra += [weight("text_qkv", h, 3 * h, 0.0, bias)] + ([] if last else [weight("text_out", h, h, 0.0, bias)])
             extra += [vector("text_qk_norm", 2 * d)] if norms else []
-        return AttentionSpec(
-            num_heads=self.heads, num_key_value_heads=self.heads, head_dim=d, causal=False, q_bias=bias, k_bias=bias, v_bias=bias,
-            o_bias=text_stream and bias, joint_keys=self.text_tokens(), extra=tuple(extra),
-        )  # fmt: skip
+        joint, own = self.text_tokens(), tuple(extra)
+        return encoder_attention(self.heads, h, bias=bias, o_bias=text_stream and bias, joint_keys=joint, extra=own)
 
     def mlp(self, *extra: WeightSpec) -> FeedForwardSpec:
         return FeedForwardSpec(width=self.width, gated=self.gated, bias=self.bias, activation="gelu", extra=extra)
@@ -68,8 +66,7 @@ class MMDiT:
         h, wide = self.hidden, self.width * (2 if self.gated else 1)
         last = self.text_ends() and i == self.num_double - 1
         text = () if last else (weight("text_up", h, wide, 0.0, self.bias), weight("text_down", self.width, h, 0.0, self.bias))
-        branches = (*self.mixers(i, last), self.mlp(*text))
-        steps = tuple(SublayerSpec(branches=(b,), norm="none") for b in branches)
+        steps = in_turn(*self.mixers(i, last), self.mlp(*text), norm="none")
         return LayerSpec(sublayers=steps, extra=self.modulation(i, last))
 
     def mixers(self, i: int, last: bool) -> tuple[AttentionSpec, ...]:
@@ -266,7 +263,7 @@ class HiDream(MMDiT):
         extra = [weight("modulation", h, (12 if text_stream else 6) * h, 0.0)]
         if text_stream:
             extra += [weight("text_up", h, 2 * width, 0.0, False), weight("text_down", width, h, 0.0, False)]
-        steps = tuple(SublayerSpec(branches=(b,), norm="none") for b in (self.joint(text_stream), feed))
+        steps = in_turn(self.joint(text_stream), feed, norm="none")
         return LayerSpec(sublayers=steps, extra=tuple(extra))
 
     def double(self, i: int) -> LayerSpec:

@@ -7,9 +7,8 @@ from functools import lru_cache
 
 from simpar.graph.ledger import parameters
 from simpar.graph.types import Attention, Layer, Node
-from simpar.model.blocks import Batch, attention_mask, embedding_graph, head_graph, layer_graph, mtp_graph
 from simpar.model.simple import cnn_layers, mlp_layers
-from simpar.specs.model import CnnSpec, MlpSpec, TransformerSpec
+from simpar.specs.model import CnnSpec, MlpSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,31 +119,6 @@ def _inside(node: Node, documents: tuple[int, ...]) -> Node:
     if not isinstance(node, Attention) or node.queries != node.keys or node.mask.kind == "fixed":
         return node
     return replace(node, mask=replace(node.mask, documents=documents))
-
-
-@lru_cache(maxsize=512)
-def transformer_network(
-    model: TransformerSpec, micro_batch: int, sequence: int, vocab: int = 0, documents: tuple[int, ...] = ()
-) -> Network:
-    """The layers of a transformer for one micro-batch of `micro_batch` sequences."""
-    batch = Batch(micro_batch, sequence, vocab)
-    stacked = bool(model.num_decoder_layers)
-    mask = attention_mask(model, encoder=stacked)
-    kinds = {model.is_moe_layer(i) for i in range(model.num_hidden_layers)}
-    own = {moe: layer_graph(model, batch, moe=moe, mask=mask) for moe in kinds}
-    layers = [own[model.is_moe_layer(i)] for i in range(model.num_hidden_layers)]
-    if stacked:
-        decoder = {moe: layer_graph(model, batch, moe=moe, mask=attention_mask(model), cross_attention=True) for moe in kinds}
-        layers += [decoder[model.is_moe_layer(i)] for i in range(model.num_decoder_layers)]
-    mtp = tuple(mtp_graph(model, batch, moe=model.moe is not None) for _ in range(model.num_nextn_predict_layers))
-    boundary = float(micro_batch * sequence * model.hidden_size)
-    # Between decoder layers the encoder's output passes as well: every one of them reads it.
-    beside = [boundary * (model.num_hidden_layers < at < len(layers)) for at in range(len(layers) + 1)]
-    made = Network(
-        embedding_graph(model, batch), tuple(layers), head_graph(model, batch), mtp,
-        head_graph(model, batch, norm=False) if mtp else None, tuple(boundary + more for more in beside), model.tie_word_embeddings,
-    )  # fmt: skip
-    return packed(made, documents)
 
 
 @lru_cache(maxsize=512)

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
-from simpar.model.decoder import Decoder
+from simpar.model.decoder import Decoder, Weights
+from simpar.model.family import Layout
 from simpar.model.pieces import vector
 from simpar.specs.architecture import LayerSpec
 from simpar.specs.mixers import BranchSpec, ExpertsSpec, FeedForwardSpec, WeightSpec
 
 
-class FourTimes(Decoder):
-    """Feed-forward four times as wide unless `n_inner` (or its like) says otherwise."""
-
-    def intermediate(self, i: int) -> int:
-        return int(self.k.get("n_inner", "ffn_hidden_size", "ffn_dim", "intermediate_size", "dff") or 4 * self.hidden)
-
-
-class GptNeo(FourTimes):
+class GptNeo(Decoder):
     """Global and local attention by turns; biases on the output projection alone."""
 
     def layer_types(self) -> list[str]:
@@ -27,17 +21,14 @@ class GptNeo(FourTimes):
         kinds = kinds or ["global", "local"] * self.num_layers
         return ["sliding_attention" if kind == "local" else "full_attention" for kind in kinds[: self.num_layers]]
 
-    def window(self) -> int | None:
-        return self.k.number("window_size")
 
-
-class GptBigCode(FourTimes):
+class GptBigCode(Decoder):
     def attention_fields(self, i: int) -> dict[str, Any]:
         single = bool(self.k.get("multi_query", default=True))
         return {**super().attention_fields(i), "num_key_value_heads": 1 if single else self.heads}
 
 
-class Falcon(FourTimes):
+class Falcon(Decoder):
     """One or two norms before attention and feed-forward side by side; one key head, or several in the newer layout."""
 
     def attention_fields(self, i: int) -> dict[str, Any]:
@@ -48,16 +39,10 @@ class Falcon(FourTimes):
         alibi = {"position": "alibi"} if self.k.get("alibi", default=False) else {}
         return {**fields, "num_key_value_heads": kv, **alibi}
 
-    def layer(self, i: int) -> LayerSpec:
-        new = bool(self.k.get("new_decoder_architecture", default=False))
-        layer = super().layer(i)
-        (step,) = layer.sublayers
-        if new:
-            norms = int(self.k.get("num_ln_in_parallel_attn", default=2))
-            return LayerSpec(sublayers=(step.model_copy(update={"num_norms": norms}),))
-        if self.k.get("parallel_attn", default=True):
-            return layer
-        return LayerSpec(sublayers=tuple(step.model_copy(update={"branches": (b,), "num_norms": None}) for b in step.branches))
+    def layout(self, i: int) -> Layout:
+        if self.k.get("new_decoder_architecture", default=False):
+            return "parallel" if self.k.get("num_ln_in_parallel_attn", default=2) == 1 else "parallel_norms"
+        return "parallel" if self.k.get("parallel_attn", default=True) else "pre"
 
 
 class Mpt(Decoder):
@@ -65,11 +50,9 @@ class Mpt(Decoder):
 
     def __init__(self, keys: Any, family: Any) -> None:
         super().__init__(keys, family)
-        self.heads = keys.number("n_heads", "num_attention_heads")
         inner = keys.child("attn_config", like="mpt_attention")
-        self.kv_heads = self.heads if inner is None else inner.get("kv_n_heads", default=self.heads)
-        self.head_dim = self.hidden // self.heads
         if inner is not None:
+            self.kv_heads = inner.get("kv_n_heads", default=self.heads)
             inner.used.update(inner.config)
 
     def intermediate(self, i: int) -> int:
@@ -82,11 +65,9 @@ class Dbrx(Decoder):
 
     def __init__(self, keys: Any, family: Any) -> None:
         super().__init__(keys, family)
-        self.inner, self.ffn = keys.child("attn_config"), keys.child("ffn_config")
-        self.heads = keys.number("n_heads", "num_attention_heads")
-        self.head_dim = self.hidden // self.heads
-        if self.inner is not None:
-            self.kv_heads = self.inner.get("kv_n_heads", default=1)
+        inner, self.ffn = keys.child("attn_config"), keys.child("ffn_config")
+        if inner is not None:
+            self.kv_heads = inner.get("kv_n_heads", default=1)
 
     def is_expert_layer(self, i: int) -> bool:
         return True
@@ -100,32 +81,33 @@ class Dbrx(Decoder):
         )
 
 
-class Opt(FourTimes):
+class Opt(Decoder):
     """Positions from 2 on; the 350M model projects its narrower embedding and has no last norm."""
 
+    def width(self) -> int:
+        """Of the embedding."""
+        return int(self.k.get("word_embed_proj_dim", default=self.hidden))
+
     def outside(self) -> dict[str, Any]:
-        fields = super().outside()
-        width = self.k.get("word_embed_proj_dim", default=self.hidden)
+        return {**super().outside(), "embedding_size": self.width() if self.width() != self.hidden else 0}
+
+    def further(self) -> Weights:
+        width = self.width()
         if width == self.hidden:
-            return fields
-        projections = (
+            return ()
+        return (
             WeightSpec(name="project_in", inputs=width, outputs=self.hidden, uses=1.0),
             WeightSpec(name="project_out", inputs=self.hidden, outputs=width, uses=1.0),
         )
-        return {**fields, "embedding_size": width, "extra": (*fields["extra"], *projections)}
 
-    def layer(self, i: int) -> LayerSpec:
-        layer = super().layer(i)
-        if self.k.get("do_layer_norm_before", default=True):
-            return layer
-        return LayerSpec(sublayers=tuple(step.model_copy(update={"norm": "post"}) for step in layer.sublayers))
+    def layout(self, i: int) -> Layout:
+        return "pre" if self.k.get("do_layer_norm_before", default=True) else "post"
 
-    def stack(self) -> Any:
-        keeps = bool(self.k.get("do_layer_norm_before", default=True)) and not self.k.get("_remove_final_layer_norm", default=False)
-        return super().stack().model_copy(update={"final_norm": keeps})
+    def final_norm(self) -> bool:
+        return self.layout(0) == "pre" and not self.k.get("_remove_final_layer_norm", default=False)
 
 
-class GptNeoxJapanese(FourTimes):
+class GptNeoxJapanese(Decoder):
     """No biases but one, of the last layer's output projection."""
 
     def stack_extra(self) -> tuple[WeightSpec, ...]:
@@ -135,32 +117,11 @@ class GptNeoxJapanese(FourTimes):
         return int(self.k.get("intermediate_multiple_size", default=4) * self.hidden)
 
 
-class GptNeox(FourTimes):
+class GptNeox(Decoder):
     """Attention and feed-forward side by side, each with its norm, or one after the other."""
 
-    def layer(self, i: int) -> LayerSpec:
-        layer = super().layer(i)
-        if self.k.get("use_parallel_residual", default=True):
-            return layer
-        (step,) = layer.sublayers
-        return LayerSpec(sublayers=tuple(step.model_copy(update={"branches": (b,), "num_norms": None}) for b in step.branches))
-
-
-class StableLm(Decoder):
-    """Qwen-like biases by key, LayerNorm, and norms of every head on their own."""
-
-    def attention_fields(self, i: int) -> dict[str, Any]:
-        fields = super().attention_fields(i)
-        if self.k.get("qk_layernorm", default=False):
-            fields |= {"qk_norm": "full", "qk_norm_kind": "layernorm_no_bias"}
-        return fields
-
-    def layer(self, i: int) -> LayerSpec:
-        layer = super().layer(i)
-        if not self.k.get("use_parallel_residual", default=False):
-            return layer
-        branches = tuple(branch for step in layer.sublayers for branch in step.branches)
-        return LayerSpec(sublayers=(layer.sublayers[0].model_copy(update={"branches": branches, "num_norms": 1}),))
+    def layout(self, i: int) -> Layout:
+        return "parallel_norms" if self.k.get("use_parallel_residual", default=True) else "pre"
 
 
 class Cohere(Decoder):
@@ -168,19 +129,33 @@ class Cohere(Decoder):
 
     def attention_fields(self, i: int) -> dict[str, Any]:
         fields = super().attention_fields(i)
-        if self.k.get("use_qk_norm", default=False):
+        if self.k.get("use_qk_norm", "qk_layernorm", default=False):
             fields |= {"qk_norm": "full", "qk_norm_kind": "layernorm_no_bias"}
         return fields
+
+
+class StableLm(Cohere):
+    """Qwen-like biases by key, LayerNorm, and norms of every head on their own."""
+
+    def layout(self, i: int) -> Layout:
+        return "parallel" if self.k.get("use_parallel_residual", default=False) else "pre"
 
 
 class ChatGlm(Decoder):
     """ChatGLM 2 to 4: few key heads where the file says so, a padded vocabulary."""
 
+    settled: ClassVar[tuple[str, ...]] = (
+        "post_layer_norm",
+        "apply_residual_connection_post_layernorm",
+        "original_rope",
+        "pre_seq_len",
+        "prefix_projection",
+    )
+
     def __init__(self, keys: Any, family: Any) -> None:
         super().__init__(keys, family)
         grouped = keys.get("multi_query_attention", default=False)
         self.kv_heads = keys.number("multi_query_group_num", default=1) if grouped else self.heads
-        keys.get("post_layer_norm", "apply_residual_connection_post_layernorm", "original_rope", "pre_seq_len", "prefix_projection")
 
     def vocabulary(self) -> int:
         return self.k.number("padded_vocab_size", "vocab_size")
@@ -189,8 +164,9 @@ class ChatGlm(Decoder):
 class Qwen1(Decoder):
     """The first Qwen: the file's width counts both halves of the gated product."""
 
+    settled: ClassVar[tuple[str, ...]] = ("no_bias",)
+
     def intermediate(self, i: int) -> int:
-        self.k.get("no_bias")
         return self.k.number("intermediate_size") // 2
 
 
@@ -231,6 +207,8 @@ class Arctic(Decoder):
     """Dense feed-forwards beside the experts (Snowflake Arctic): attention and dense in one residual step each, experts from
     the layer's input."""
 
+    settled: ClassVar[tuple[str, ...]] = ("parallel_attn_mlp_res", "moe_vocab_size")
+
     def is_expert_layer(self, i: int) -> bool:
         return bool((i + 1) % self.k.number("moe_layer_frequency", default=1) == 0)
 
@@ -242,7 +220,6 @@ class Arctic(Decoder):
 
     def layer(self, i: int) -> LayerSpec:
         attention, feed = super().layer(i).sublayers
-        self.k.get("parallel_attn_mlp_res", "moe_vocab_size")
         return LayerSpec(sublayers=(attention, feed.model_copy(update={"num_norms": len(feed.branches)})))
 
 
@@ -257,37 +234,9 @@ class Grok(Decoder):
         return (*dense, self.experts(i))
 
 
-class Xglm(FourTimes):
-    def __init__(self, keys: Any, family: Any) -> None:
-        super().__init__(keys, family)
-        self.heads = self.kv_heads = keys.number("attention_heads", "num_attention_heads")
-        self.head_dim = self.hidden // self.heads
-
-
-class ModernBertDecoder(Decoder):
-    """ModernBERT as a decoder: no norm before the first attention, a dense layer before the head."""
-
-    def layer_type(self, i: int) -> str:
-        every = self.k.get("global_attn_every_n_layers", default=3)
-        return "sliding_attention" if i % every else "full_attention"
-
-    def layer(self, i: int) -> LayerSpec:
-        first, second = super().layer(i).sublayers
-        return LayerSpec(sublayers=(first.model_copy(update={"norm": "pre" if i else "none"}), second))
-
-    def outside(self) -> dict[str, Any]:
-        fields = super().outside()
-        h, bias = self.hidden, bool(self.k.get("classifier_bias", default=False))
-        dense = WeightSpec(name="head_dense", inputs=h, outputs=h, bias=bias)
-        return {**fields, "extra": (*fields["extra"], dense, vector("head_norm", h))}
-
-
 OLDER_READERS: dict[str, type[Decoder]] = {
     "chatglm": ChatGlm, "qwen": Qwen1, "openelm": OpenElm, "deci": DeciLm, "arctic": Arctic, "grok-1": Grok,
-    "gpt2": FourTimes, "gpt-sw3": FourTimes, "gptj": FourTimes, "codegen": FourTimes, "bloom": FourTimes, "openai-gpt": FourTimes,
-    "ctrl": FourTimes,
     "gpt_neo": GptNeo, "gpt_bigcode": GptBigCode, "falcon": Falcon, "mpt": Mpt, "dbrx": Dbrx, "opt": Opt,
     "gpt_neox": GptNeox, "gpt_neox_japanese": GptNeoxJapanese, "stablelm": StableLm, "cohere": Cohere, "cohere2": Cohere,
     "cohere2_moe": Cohere, "cohere_compass_text": Cohere,
-    "xglm": Xglm, "modernbert-decoder": ModernBertDecoder,
 }  # fmt: skip

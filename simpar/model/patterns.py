@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
-from simpar.model.decoder import Decoder
+from simpar.model.decoder import Decoder, Weights
 from simpar.model.pieces import vector
-from simpar.specs.architecture import LayerSpec
 from simpar.specs.mixers import AttentionSpec, BranchSpec, CustomSpec, ExpertsSpec, FeedForwardSpec, WeightSpec
 
 
@@ -70,10 +69,11 @@ class MimoV2(Decoder):
 class Step(Decoder):
     """Step-3.5 and 3.7: a gate per head, window layers with a head count of their own, experts from the fourth layer on."""
 
+    settled: ClassVar[tuple[str, ...]] = ("num_sliding_attention_heads",)
+
     def __init__(self, keys: Any, family: Any) -> None:
         super().__init__(keys, family)
         self.kv_heads = keys.number("num_attention_groups", "num_key_value_heads", default=self.kv_heads)
-        keys.get("num_sliding_attention_heads")
 
     def attention_fields(self, i: int) -> dict[str, Any]:
         fields = super().attention_fields(i)
@@ -110,10 +110,11 @@ class Laguna(Decoder):
 class NemotronNas(Decoder):
     """Blocks found by search: attention with its own groups or none, feed-forwards of any width or none (DeciLM)."""
 
+    settled: ClassVar[tuple[str, ...]] = ("intermediate_size", "num_key_value_heads")
+
     def __init__(self, keys: Any, family: Any) -> None:
         self.blocks = keys.listed("block_configs") or []
         super().__init__(keys, family)
-        keys.get("intermediate_size", "num_key_value_heads")
         if len(self.blocks) != self.num_layers:
             keys.violate("block_configs", "...", f"has {len(self.blocks)} entries for {self.num_layers} layers")
             self.blocks = [{}] * self.num_layers
@@ -158,19 +159,14 @@ class MllamaText(Decoder):
         fields = super().attention_fields(i)
         if self.types[i] != "cross_attention":
             return fields
-        return {**fields, "cross": True, "causal": False, "qk_norm": "head", "position": "none", "keys": self.image_tokens()}
+        tokens = 4 * 1601  # tiles of 560 pixels in patches of 14, with a class token
+        return {**fields, "cross": True, "causal": False, "qk_norm": "head", "position": "none", "keys": tokens}
 
-    def image_tokens(self) -> int:
-        """Tiles of 560 pixels in patches of 14 with a class token: 4 x 1601."""
-        return 4 * 1601
+    def layer_extra(self, i: int) -> Weights:
+        return (vector("gates", 2),) if self.types[i] == "cross_attention" else ()
 
-    def layer(self, i: int) -> LayerSpec:
-        gates = (vector("gates", 2),) if self.types[i] == "cross_attention" else ()
-        return LayerSpec(sublayers=super().layer(i).sublayers, extra=gates)
-
-    def outside(self) -> dict[str, Any]:
-        fields = super().outside()
-        return {**fields, "embedding_rows": fields["vocab_size"] + 8}
+    def embedding_rows(self) -> int:
+        return self.vocabulary() + 8
 
 
 class JetMoe(Decoder):
@@ -196,8 +192,8 @@ class JetMoe(Decoder):
 class BitNet(Decoder):
     """Norms before the output projections."""
 
-    def attention_fields(self, i: int) -> dict[str, Any]:
-        return {**super().attention_fields(i), "extra": (vector("sub_norm", self.heads * self.head_dim),)}
+    def attention_extra(self, i: int) -> Weights:
+        return (vector("sub_norm", self.heads * self.head_dim),)
 
     def mlp(self, i: int) -> FeedForwardSpec:
         mlp = super().mlp(i)
@@ -207,15 +203,15 @@ class BitNet(Decoder):
 class DiffLlama(Decoder):
     """Two score maps subtracted, by four vectors per layer."""
 
-    def attention_fields(self, i: int) -> dict[str, Any]:
-        return {**super().attention_fields(i), "extra": (vector("lambda", 4 * self.head_dim),)}
+    def attention_extra(self, i: int) -> Weights:
+        return (vector("lambda", 4 * self.head_dim),)
 
 
 class Beam(Decoder):
     """A bias per head in the output gate."""
 
-    def attention_fields(self, i: int) -> dict[str, Any]:
-        return {**super().attention_fields(i), "extra": (vector("gate_bias", self.heads),)}
+    def attention_extra(self, i: int) -> Weights:
+        return (vector("gate_bias", self.heads),)
 
 
 class HunyuanDense(Decoder):
@@ -230,12 +226,19 @@ class HunyuanDense(Decoder):
 class HunyuanMoe(HunyuanDense):
     """Every expert, the shared one too, as wide as `intermediate_size`; counts may be lists, one entry per layer."""
 
+    settled: ClassVar[tuple[str, ...]] = (
+        "moe_intermediate_size",
+        "num_shared_expert",
+        "moe_layer_num_skipped",
+        "use_mixed_mlp_moe",
+        "dense_list",
+    )
+
     def is_expert_layer(self, i: int) -> bool:
         return True
 
     def expert_fields(self, i: int) -> dict[str, Any]:
         number, per_token = self.k.get("num_experts", default=1), self.k.get("moe_topk", "num_experts_per_tok", default=1)
-        self.k.get("moe_intermediate_size", "num_shared_expert", "moe_layer_num_skipped", "use_mixed_mlp_moe", "dense_list")
         width = self.k.number("intermediate_size")
         return {
             "num_experts": number[i] if isinstance(number, list) else number,
@@ -247,9 +250,10 @@ class HunyuanMoe(HunyuanDense):
 class Hunyuan(HunyuanMoe):
     """Hunyuan-Large: keys and values of every second layer serve the next as well (cross-layer attention)."""
 
+    settled: ClassVar[tuple[str, ...]] = ("cla_share_factor",)
+
     def attention_fields(self, i: int) -> dict[str, Any]:
         every = self.k.get("cla_share_factor", default=2) if self.k.get("use_cla", default=False) else 1
-        self.k.get("cla_share_factor", "dense_list")
         return {**super().attention_fields(i), **({"key_value": "shared"} if i % every else {})}
 
 
@@ -275,20 +279,19 @@ class HyV3(Decoder):
 class Molmo2(Decoder):
     """Further rows of the embedding for image tokens."""
 
-    def outside(self) -> dict[str, Any]:
-        fields = super().outside()
-        self.k.get("qk_norm_type", "norm_after", "rope_scaling_layers")
-        return {**fields, "embedding_rows": fields["vocab_size"] + self.k.get("additional_vocab_size", default=128)}
+    settled: ClassVar[tuple[str, ...]] = ("qk_norm_type", "norm_after", "rope_scaling_layers")
+
+    def embedding_rows(self) -> int:
+        return self.vocabulary() + int(self.k.get("additional_vocab_size", default=128))
 
 
 class Doge(Decoder):
     """A dynamic mask by head and weights on both residuals; experts by product keys."""
 
-    def attention_fields(self, i: int) -> dict[str, Any]:
-        fields = super().attention_fields(i)
+    def attention_extra(self, i: int) -> Weights:
         bias = self.flag("attention_bias")
         mask = WeightSpec(name="dynamic_mask", inputs=self.kv_heads * self.head_dim, outputs=self.kv_heads, bias=bias)
-        return {**fields, "extra": (mask, vector("mask_scale", self.kv_heads))}
+        return (mask, vector("mask_scale", self.kv_heads))
 
     def has_experts(self) -> bool:
         return bool(self.k.get("is_moe", default=False))
@@ -296,15 +299,15 @@ class Doge(Decoder):
     def feed_forward(self, i: int) -> tuple[BranchSpec, ...]:
         """A dense feed-forward, and in the mixture single neurons chosen by the best of two sets of keys."""
         mlp = self.mlp(i)
-        if not self.k.get("is_moe", default=False):
+        if not self.has_experts():
             return (mlp,)
         number, chosen = self.k.number("num_experts"), self.k.number("num_experts_per_tok")
         router = WeightSpec(name="router", inputs=self.hidden, outputs=2 * int(number**0.5))
         pools = (WeightSpec(name=n, inputs=self.hidden, copies=number, uses=float(chosen)) for n in ("down", "up"))
         return (mlp.model_copy(update={"extra": (*mlp.extra, router, *pools)}),)
 
-    def layer(self, i: int) -> LayerSpec:
-        return LayerSpec(sublayers=super().layer(i).sublayers, extra=(vector("residuals", 2 * self.hidden),))
+    def layer_extra(self, i: int) -> Weights:
+        return (vector("residuals", 2 * self.hidden),)
 
 
 PATTERN_READERS: dict[str, type[Decoder]] = {

@@ -1,11 +1,11 @@
-"""What readers of every family write: weights that are no matrices, and equal layers as one kind."""
+"""What readers of every family write: weights, steps of one branch each, attention of encoders, stacks of one kind of layer."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from simpar.specs.architecture import LayerSpec
-from simpar.specs.mixers import NormKind, WeightSpec
+from simpar.specs.architecture import LayerSpec, StackSpec, SublayerSpec
+from simpar.specs.mixers import AttentionSpec, BranchSpec, NormKind, WeightSpec
 
 
 def norm_extra(name: str, kind: NormKind, width: int) -> WeightSpec:
@@ -17,6 +17,23 @@ def norm_extra(name: str, kind: NormKind, width: int) -> WeightSpec:
 def vector(name: str, size: int) -> WeightSpec:
     """Learned values that are not a matrix."""
     return WeightSpec(name=name, kind="vector", outputs=size)
+
+
+def in_turn(*branches: BranchSpec, **step: Any) -> tuple[SublayerSpec, ...]:
+    """Residual steps of one branch each; `step`: fields that all of them have."""
+    return tuple(SublayerSpec(branches=(branch,), **step) for branch in branches)
+
+
+def encoder_attention(heads: int, width: int, *, bias: bool = True, **changes: Any) -> AttentionSpec:
+    """Attention over everything with as many key heads as query heads, and biases everywhere or nowhere, in `width` channels."""
+    fields = {"num_heads": heads, "num_key_value_heads": heads, "head_dim": width // heads, "causal": False}
+    biases = dict.fromkeys(("q_bias", "k_bias", "v_bias", "o_bias"), bias)
+    return AttentionSpec(**{**fields, **biases, **changes})
+
+
+def uniform(kind: str, layer: LayerSpec, depth: int, **fields: Any) -> StackSpec:
+    """A stack of `depth` equal layers."""
+    return StackSpec(layers={kind: layer}, pattern=(f"{kind}*{depth}",), **fields)
 
 
 def deal(layers: list[LayerSpec], kinds: list[str]) -> tuple[dict[str, LayerSpec], tuple[str, ...]]:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from math import isqrt
-from typing import Any
+from typing import Any, ClassVar
 
-from simpar.model.decoder import Decoder
+from simpar.model.decoder import Decoder, StepNorm, Weights
 from simpar.model.linear import KimiLinear, QwenNext
 from simpar.model.pieces import vector
 from simpar.model.sparse import hyper_connections
-from simpar.specs.architecture import LayerSpec
-from simpar.specs.mixers import AttentionSpec, BranchSpec, IndexerSpec, WeightSpec
+from simpar.specs.mixers import IndexerSpec, WeightSpec
 
 
 class Glm5Next(KimiLinear):
     """Kimi Delta Attention, three to one with indexed latent attention over pooled index keys, on hyper-connections."""
 
     streams = "hc_mult"
+    settled: ClassVar[tuple[str, ...]] = ("index_kpool_always_select_tail", "hc_sinkhorn_iters")
 
     def layer_type(self, i: int) -> str:
         return "indexed_attention" if i % 4 == 3 else "linear_attention"
@@ -26,7 +26,6 @@ class Glm5Next(KimiLinear):
 
     def indexer(self, i: int) -> IndexerSpec | None:
         index = super().indexer(i)
-        self.k.get("index_kpool_always_select_tail", "hc_sinkhorn_iters")
         return index.model_copy(update={"compress": self.k.number("index_kpool", default=1)}) if index else None
 
     def latent_fields(self, i: int) -> dict[str, Any]:
@@ -37,28 +36,27 @@ class Glm5Next(KimiLinear):
         gate = WeightSpec(name="index_pool_gate", inputs=self.hidden, outputs=index.head_dim)
         return {**fields, "extra": (gate, vector("index_pool_positions", pool * index.head_dim))}
 
-    def layer(self, i: int) -> LayerSpec:
-        return LayerSpec(sublayers=super().layer(i).sublayers, extra=hyper_connections(self, 2))
+    def layer_extra(self, i: int) -> Weights:
+        return hyper_connections(self, 2)
 
 
 class Muse(Decoder):
     """Windows with a full layer in four, which is without RoPE; an output gate."""
 
+    settled: ClassVar[tuple[str, ...]] = ("layer_rope_theta", "qk_scale_factor")
+
     def layer_type(self, i: int) -> str:
         return "full_attention" if i % 4 == 3 else "sliding_attention"
-
-    def attention_fields(self, i: int) -> dict[str, Any]:
-        self.k.get("layer_rope_theta", "qk_scale_factor")
-        return super().attention_fields(i)
 
 
 class MuseSpark(Muse):
     """Experts in a narrower space, with norms on the way in and out; a gate vector on both residuals."""
 
-    def layer(self, i: int) -> LayerSpec:
-        attention, feed = super().layer(i).sublayers
-        gates = vector("residual_gates", 2 * self.hidden)
-        return LayerSpec(sublayers=(attention, feed.model_copy(update={"norm": "sandwich"})), extra=(gates,))
+    def norms(self, i: int, layout: StepNorm) -> tuple[StepNorm, StepNorm]:
+        return layout, "sandwich"
+
+    def layer_extra(self, i: int) -> Weights:
+        return (vector("residual_gates", 2 * self.hidden),)
 
     def expert_fields(self, i: int) -> dict[str, Any]:
         width = self.k.number("moe_hidden_size")
@@ -96,16 +94,14 @@ class Zaya(Decoder):
     def layer_type(self, i: int) -> str:
         return "hybrid"
 
-    def attention(self, i: int) -> BranchSpec:
-        fields, d = self.attention_fields(i), self.head_dim
-        mixed = (self.heads + self.kv_heads) * d
+    def attention_extra(self, i: int) -> Weights:
+        d, mixed = self.head_dim, (self.heads + self.kv_heads) * self.head_dim
         taps = (self.k.number("cca_time0", default=2), self.k.number("cca_time1", default=2))
-        extra = (
+        return (
             WeightSpec(name="depthwise", kind="conv", inputs=taps[0], outputs=mixed, bias=True),
             WeightSpec(name="grouped", kind="conv", inputs=taps[1] * d, outputs=mixed, bias=True),
             vector("temperature", self.kv_heads),
         )
-        return AttentionSpec(**{**fields, "extra": extra})
 
     def expert_fields(self, i: int) -> dict[str, Any]:
         width = self.k.number("router_hidden_size")
@@ -118,8 +114,8 @@ class Zaya(Decoder):
         )  # fmt: skip
         return {**fields, "extra": router}
 
-    def layer(self, i: int) -> LayerSpec:
-        return LayerSpec(sublayers=super().layer(i).sublayers, extra=(vector("residual_scales", 8 * self.hidden),))
+    def layer_extra(self, i: int) -> Weights:
+        return (vector("residual_scales", 8 * self.hidden),)
 
     def stack_extra(self) -> tuple[WeightSpec, ...]:
         return (vector("input_scales", 2 * self.hidden),)
@@ -127,6 +123,11 @@ class Zaya(Decoder):
 
 class Inkling(Decoder):
     """Short convolutions beside keys, values and both outputs; learned relative logits; window layers with heads of their own."""
+
+    settled: ClassVar[tuple[str, ...]] = (
+        "number_of_conv_states", "log_scaling_n_floor", "chain_hidden_post_norm", "unpadded_vocab_size", "shared_expert_sink",
+        "rms_norm_eps_moe_gate",
+    )  # fmt: skip
 
     def layer_type(self, i: int) -> str:
         return "hybrid" if i % 6 == 5 else "hybrid_sliding"
@@ -145,7 +146,6 @@ class Inkling(Decoder):
         """Queries of the relative positions, and their logits over the extent (a window layer's is the window)."""
         width, extent = self.k.number("d_rel", default=16), self.k.number("rel_extent", default=1024)
         extent = (self.window() or extent) if "sliding" in self.types[i] else extent
-        self.k.get("number_of_conv_states", "log_scaling_n_floor", "chain_hidden_post_norm", "unpadded_vocab_size")
         logits = WeightSpec(name="relative_logits", inputs=width, outputs=extent, uses=float(heads))
         return (WeightSpec(name="relative_queries", inputs=self.hidden, outputs=heads * width), logits)
 
@@ -163,17 +163,17 @@ class Inkling(Decoder):
     def expert_fields(self, i: int) -> dict[str, Any]:
         """The router scores the shared experts as well."""
         fields, shared = super().expert_fields(i), self.k.get("n_shared_experts", default=0)
-        self.k.get("shared_expert_sink", "rms_norm_eps_moe_gate")
         rows = (WeightSpec(name="shared_scores", inputs=self.hidden, outputs=shared),) if shared else ()
         return {**fields, "extra": (*rows, vector("scale", 1))}
 
-    def layer(self, i: int) -> LayerSpec:
-        convs = (self.conv("attention_convolution", self.hidden), self.conv("feed_forward_convolution", self.hidden))
-        return LayerSpec(sublayers=super().layer(i).sublayers, extra=convs)
+    def layer_extra(self, i: int) -> Weights:
+        return (self.conv("attention_convolution", self.hidden), self.conv("feed_forward_convolution", self.hidden))
 
 
 class Inkling2(Inkling):
     """Clipped queries and a sink from the token; full layers with dynamic convolutions; attention over earlier blocks' outputs."""
+
+    settled: ClassVar[tuple[str, ...]] = ("n_layers_per_attn_res_block",)
 
     def attention_fields(self, i: int) -> dict[str, Any]:
         fields, k = super().attention_fields(i), self.k
@@ -187,40 +187,38 @@ class Inkling2(Inkling):
     def expert_fields(self, i: int) -> dict[str, Any]:
         return {**super().expert_fields(i), "extra": ()}
 
-    def layer(self, i: int) -> LayerSpec:
+    def layer_extra(self, i: int) -> Weights:
         """A query over the blocks' outputs before attention (none in the first layer; three, with norms, where layers are full) and
         before the feed-forward."""
-        layer, full = super().layer(i), "sliding" not in self.types[i]
-        self.k.get("n_layers_per_attn_res_block")
+        full = "sliding" not in self.types[i]
         queries = (3 if full else 1 if i else 0) + 1
-        return LayerSpec(
-            sublayers=layer.sublayers, extra=(*layer.extra, vector("block_queries", (queries + 2 * full) * self.hidden))
-        )
+        return (*super().layer_extra(i), vector("block_queries", (queries + 2 * full) * self.hidden))
 
     def stack_extra(self) -> tuple[WeightSpec, ...]:
         return (vector("final_block_query", self.hidden),)
 
-    def outside(self) -> dict[str, Any]:
+    def vocabulary(self) -> int:
         """The embedding is padded, the head is not."""
-        fields = super().outside()
-        rows = self.k.number("unpadded_vocab_size", default=fields["vocab_size"])
-        return {**fields, "vocab_size": rows, "embedding_rows": fields["vocab_size"]}
+        return self.k.number("unpadded_vocab_size", default=super().vocabulary())
+
+    def embedding_rows(self) -> int:
+        return super().vocabulary()
 
 
 class Phi4Adapters(Decoder):
     """Phi-4-multimodal: adapters for images and for speech on every matrix; a text token meets neither."""
 
-    def layer(self, i: int) -> LayerSpec:
+    settled: ClassVar[tuple[str, ...]] = ("full_attn_mod", "interpolate_factor")
+
+    def layer_extra(self, i: int) -> Weights:
         h, wide = self.hidden, self.intermediate(i)
         qkv = (self.heads + 2 * self.kv_heads) * self.head_dim
         pairs = ((h, qkv), (self.heads * self.head_dim, h), (h, 2 * wide), (wide, h))
         ranks = {name: (self.k.get(name) or {}).get("r", 0) for name in ("vision_lora", "speech_lora")}
-        self.k.get("full_attn_mod", "interpolate_factor")
-        extra = [
+        return tuple(
             WeightSpec(name=f"{name}_{n}", inputs=rank, outputs=a + b, uses=0.0)
             for name, rank in ranks.items() if rank for n, (a, b) in enumerate(pairs)
-        ]  # fmt: skip
-        return LayerSpec(sublayers=super().layer(i).sublayers, extra=tuple(extra))
+        )  # fmt: skip
 
 
 class Qwen4(QwenNext):
@@ -228,13 +226,17 @@ class Qwen4(QwenNext):
     keys that a small indexer chooses; embeddings of hashed n-grams at listed layers (transformers modular_qwen4_exp.py)."""
 
     streams = "hc_count"
+    settled: ClassVar[tuple[str, ...]] = (
+        "hc_count", "hc_lowrank", "ngram_size", "heads_per_ngram", "ngram_vocab_size_base", "ple_embed_dim",
+        "make_ngram_vocab_size_divisible_by", "ple_conv_kernel_size", "ple_layer_ids", "split_ngram_parts", "output_gate_type",
+        "number_of_conv_states", "indexer_kv_heads",
+    )  # fmt: skip
 
     def layer_types(self) -> list[str]:
         return ["indexed_attention" if kind == "full_attention" else kind for kind in super().layer_types()]
 
     def attention_fields(self, i: int) -> dict[str, Any]:
         k, pool = self.k, self.k.number("indexer_compress_ratio")
-        k.get("indexer_kv_heads")
         index = IndexerSpec(
             num_heads=k.number("indexer_n_heads"), head_dim=k.number("indexer_head_dim"), top_k=k.number("indexer_budget"),
             block=pool, compress=pool,
@@ -247,16 +249,18 @@ class Qwen4(QwenNext):
         down = WeightSpec(name=f"{name}_mix_down", inputs=wide, outputs=rank)
         return (vector(f"{name}_streams_norm", wide), down, WeightSpec(name=f"{name}_mix_up", inputs=rank, outputs=wide))
 
-    def layer(self, i: int) -> LayerSpec:
+    def norms(self, i: int, layout: StepNorm) -> tuple[StepNorm, StepNorm]:
+        return "none", "none"
+
+    def layer_extra(self, i: int) -> Weights:
         streams = self.k.number("hc_count")
         extra = [
             w for name in ("attention", "feed_forward")
             for w in (*self.mix(name), WeightSpec(name=f"{name}_inject", inputs=streams * self.hidden, outputs=streams))
         ]  # fmt: skip
-        steps = (step.model_copy(update={"norm": "none"}) for step in super().layer(i).sublayers)
         places = sorted(set(self.k.get("ple_layer_ids") or ()))
         ngrams = self.ngrams(places.index(i + 1)) if i + 1 in places else ()
-        return LayerSpec(sublayers=tuple(steps), extra=(*extra, *ngrams))
+        return (*extra, *ngrams)
 
     def ngrams(self, place: int) -> tuple[WeightSpec, ...]:
         """A table whose heads hash n-grams of 2 to ngram_size tokens, each into as many rows as a prime of its own; keys by stream,
@@ -272,12 +276,6 @@ class Qwen4(QwenNext):
             vector("ngram_norms", 3 * wide),
             WeightSpec(name="ngram_convolution", kind="conv", inputs=k.number("ple_conv_kernel_size", default=4), outputs=wide),
         )  # fmt: skip
-
-    def outside(self) -> dict[str, Any]:
-        names = ("hc_count", "hc_lowrank", "ngram_size", "heads_per_ngram", "ngram_vocab_size_base", "ple_embed_dim")
-        self.k.get(*names, "make_ngram_vocab_size_divisible_by", "ple_conv_kernel_size", "ple_layer_ids", "split_ngram_parts")
-        self.k.get("output_gate_type", "number_of_conv_states")
-        return super().outside()
 
     def stack_extra(self) -> tuple[WeightSpec, ...]:
         return self.mix("head")

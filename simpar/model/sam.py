@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from simpar.model.config_keys import Keys
-from simpar.model.pieces import deal, norm_extra, vector
+from simpar.model.pieces import deal, encoder_attention, in_turn, norm_extra, vector
 from simpar.model.projectors import Weights, linear
-from simpar.specs.architecture import LayerSpec, StackSpec, SublayerSpec
-from simpar.specs.mixers import AttentionSpec, FeedForwardSpec, WeightSpec
+from simpar.specs.architecture import LayerSpec, StackSpec
+from simpar.specs.mixers import FeedForwardSpec, WeightSpec
 
 
 def sam_stack(k: Keys) -> StackSpec:
@@ -21,12 +21,10 @@ def sam_stack(k: Keys) -> StackSpec:
     for i in range(k.number("num_hidden_layers")):
         near = window and i not in whole
         rows = 2 * (2 * (window if near else side) - 1)
-        attention = AttentionSpec(
-            num_heads=heads, num_key_value_heads=heads, head_dim=h // heads, causal=False, keys=window**2 if near else None,
-            q_bias=bias, k_bias=bias, v_bias=bias, o_bias=True,
-            extra=(vector("relative_positions", rows * (h // heads)),) if relative else (),
-        )  # fmt: skip
-        layers.append(LayerSpec(sublayers=tuple(SublayerSpec(branches=(b,)) for b in (attention, mlp))))
+        extra = (vector("relative_positions", rows * (h // heads)),) if relative else ()
+        keys = window**2 if near else None
+        attention = encoder_attention(heads, h, bias=bias, o_bias=True, keys=keys, extra=extra)
+        layers.append(LayerSpec(sublayers=in_turn(attention, mlp)))
     kinds, pattern = deal(layers, ["vision"] * len(layers))
     stem = [linear("patches", k.number("num_channels", default=3) * patch**2, h)]
     stem += [vector("positions", side * side * h)] if k.get("use_abs_pos", default=True) else []

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from simpar.model.decoder import Decoder
+from simpar.model.decoder import Decoder, StepNorm, Weights
 from simpar.model.pieces import vector
-from simpar.specs.architecture import LayerSpec, SublayerSpec
+from simpar.specs.architecture import SublayerSpec
 from simpar.specs.mixers import BranchSpec, CustomSpec, ExpertsSpec, FeedForwardSpec, IndexerSpec, WeightSpec
 
 
@@ -28,8 +28,8 @@ class MiniMaxM3(Decoder):
         r = self.sparse
         block = r.number("sparse_block_size", "index_block_size")
         blocks = r.number("sparse_topk_blocks", "index_topk_blocks")  # the local block is always one of them
-        r.get("sparse_local_block", "index_local_blocks")
-        r.get("sparse_disable_index_value", "use_sparse_attention", "sparse_init_block", "sparse_score_type")
+        r.get("sparse_local_block", "index_local_blocks", "sparse_disable_index_value", "use_sparse_attention")
+        r.get("sparse_init_block", "sparse_score_type")
         index = IndexerSpec(
             num_heads=r.number("sparse_num_index_heads", "index_n_heads"),
             head_dim=r.number("sparse_index_dim", "index_head_dim"),
@@ -52,7 +52,7 @@ class DeepseekV4(Decoder):
     """One key head that is also the value, compressed keys per layer, four residual streams, experts everywhere."""
 
     streams = "hc_mult"
-
+    settled: ClassVar[tuple[str, ...]] = ("num_hash_layers", "mlp_layer_types", "n_shared_experts")
     ratios: ClassVar = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
 
     def layer_types(self) -> list[str]:
@@ -68,12 +68,10 @@ class DeepseekV4(Decoder):
         return self.ratios[4] if i >= 2 and i % 2 else self.ratios[128]
 
     def is_expert_layer(self, i: int) -> bool:
-        self.k.get("num_hash_layers", "mlp_layer_types")
         return True
 
     def shared_width(self, width: int) -> int:
         """One shared expert, whatever `n_shared_experts` says."""
-        self.k.get("n_shared_experts")
         return width
 
     def expert_width(self) -> int:
@@ -121,8 +119,8 @@ class DeepseekV4(Decoder):
             ),
         )  # fmt: skip
 
-    def layer(self, i: int) -> LayerSpec:
-        return LayerSpec(sublayers=super().layer(i).sublayers, extra=hyper_connections(self, 2))
+    def layer_extra(self, i: int) -> Weights:
+        return hyper_connections(self, 2)
 
     def stack_extra(self) -> tuple[WeightSpec, ...]:
         return hyper_head(self)
@@ -171,8 +169,8 @@ class HyV4(Decoder):
     def owns_index(self, i: int) -> bool:
         return super().owns_index(i) if self.k.listed("indexer_types") else i == 0 or i % 4 == 1
 
-    def layer(self, i: int) -> LayerSpec:
-        return LayerSpec(sublayers=super().layer(i).sublayers, extra=hyper_connections(self, 0))
+    def layer_extra(self, i: int) -> Weights:
+        return hyper_connections(self, 0)
 
     def stack_extra(self) -> tuple[WeightSpec, ...]:
         return hyper_head(self)
@@ -195,7 +193,7 @@ class Longcat(Decoder):
         self.k.meet("qk_head_dim", self.k.config.get("qk_head_dim", parts), parts, "qk_nope_head_dim + qk_rope_head_dim")
         return fields
 
-    def layer(self, i: int) -> LayerSpec:
+    def sublayers(self, i: int) -> tuple[SublayerSpec, ...]:
         width = self.k.number("ffn_hidden_size", "intermediate_size")
         attention = SublayerSpec(branches=(self.attention(i),))
         dense = FeedForwardSpec(width=width, activation=self.activation())
@@ -208,18 +206,14 @@ class Longcat(Decoder):
             else ()
         )
         first = SublayerSpec(branches=(dense, ExpertsSpec(**fields, extra=idle)))
-        return LayerSpec(sublayers=(attention, first, attention, SublayerSpec(branches=(dense,))))
+        return (attention, first, attention, SublayerSpec(branches=(dense,)))
 
 
 class AxK1(Decoder):
     """A.X K1: DeepSeek-V3 with a norm after the experts."""
 
-    def layer(self, i: int) -> LayerSpec:
-        layer = super().layer(i)
-        if not self.is_expert_layer(i):
-            return layer
-        attention, feed = layer.sublayers
-        return LayerSpec(sublayers=(attention, feed.model_copy(update={"norm": "sandwich"})))
+    def norms(self, i: int, layout: StepNorm) -> tuple[StepNorm, StepNorm]:
+        return layout, "sandwich" if self.is_expert_layer(i) else layout
 
 
 class AxK2(Decoder):
@@ -233,14 +227,13 @@ class AxK2(Decoder):
         gate = WeightSpec(name="gate", inputs=2 * rank, outputs=heads * fields["v_head_dim"])
         return {**fields, "extra": (second, gate)}
 
-    def layer(self, i: int) -> LayerSpec:
+    def layer_extra(self, i: int) -> Weights:
         rank = self.k.number("gated_norm_rank")
         gates = 2 if self.is_expert_layer(i) else 1
-        extra = (
+        return (
             WeightSpec(name="norm_gate_down", inputs=self.hidden, outputs=rank, copies=gates),
             WeightSpec(name="norm_gate_up", inputs=rank, outputs=self.hidden, copies=gates),
         )
-        return LayerSpec(sublayers=super().layer(i).sublayers, extra=extra)
 
 
 class Dots3Note(Decoder):

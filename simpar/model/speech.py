@@ -6,9 +6,9 @@ from typing import Any
 
 from simpar.model.config_keys import Keys
 from simpar.model.family import Family
-from simpar.model.pieces import norm_extra, vector
+from simpar.model.pieces import encoder_attention, in_turn, norm_extra, uniform, vector
 from simpar.model.projectors import Weights, gemma3n_embedder, linear
-from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec
+from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec
 from simpar.specs.mixers import AttentionSpec, CustomSpec, FeedForwardSpec, WeightSpec
 
 
@@ -23,17 +23,13 @@ class Wav2Vec2:
     def architecture(self) -> ArchitectureSpec:
         k = self.k
         h, heads = k.size("hidden_size"), k.number("num_attention_heads")
-        bias = dict.fromkeys(("q_bias", "k_bias", "v_bias", "o_bias"), True)
-        attention = AttentionSpec(
-            num_heads=heads, num_key_value_heads=heads, head_dim=h // heads, causal=False, position="absolute", **bias
-        )
         mlp = FeedForwardSpec(width=k.number("intermediate_size"), gated=False, bias=True, activation="gelu")
-        norm: Any = "pre" if k.get("do_stable_layer_norm", default=False) else "post"
-        steps = tuple(SublayerSpec(branches=(b,), norm=norm) for b in (attention, mlp))
+        norm = "pre" if k.get("do_stable_layer_norm", default=False) else "post"
+        steps = in_turn(encoder_attention(heads, h, position="absolute"), mlp, norm=norm)
         layer = LayerSpec(sublayers=steps, extra=self.gates(h // heads, heads))
-        stack = StackSpec(
-            name="audio", hidden_size=h, layers={"audio": layer}, pattern=(f"audio*{k.number('num_hidden_layers')}",),
-            norm="layernorm", extra=(*self.stem(h), linear("head_ctc", h, k.number("vocab_size", default=32))),
+        stack = uniform(
+            "audio", layer, k.number("num_hidden_layers"), name="audio", hidden_size=h, norm="layernorm",
+            extra=(*self.stem(h), linear("head_ctc", h, k.number("vocab_size", default=32))),
         )  # fmt: skip
         return ArchitectureSpec(head=False, stacks=(stack,))
 
@@ -93,20 +89,19 @@ class Data2VecAudio(Wav2Vec2):
         return (linear("position_convolution", h // groups * taps, h, copies=k.number("num_conv_pos_embeddings", default=5)),)
 
 
-def conformer_layer(k: Keys, h: int, taps: int, positions: Weights) -> LayerSpec:
-    """Half a feed-forward, attention, gated convolution, half a feed-forward, a norm (Gulati et al. 2020) without biases on the
-    convolutions; `positions` are the attention's own."""
-    heads = k.number("num_attention_heads")
-    attention = AttentionSpec(
-        num_heads=heads, num_key_value_heads=heads, head_dim=h // heads, causal=False, q_bias=True, k_bias=True, v_bias=True,
-        o_bias=True, position="relative", extra=positions,
+def conformer_layer(h: int, attention: AttentionSpec, mlp: FeedForwardSpec, inside: Weights) -> LayerSpec:
+    """Half a feed-forward, attention, a convolution of the weights `inside`, half a feed-forward, a norm (Gulati et al. 2020, arXiv
+    2005.08100)."""
+    convolution = CustomSpec(label="convolution", extra=inside)
+    return LayerSpec(sublayers=in_turn(mlp, attention, convolution, mlp), extra=(vector("norm_out", 2 * h),))
+
+
+def gated_convolution(h: int, taps: int, *, bias: bool) -> Weights:
+    """A pointwise convolution with a gate, a depthwise one with a norm, a pointwise one."""
+    depthwise = WeightSpec(name="depthwise", kind="conv", inputs=taps, outputs=h, bias=bias)
+    return (
+        linear("pointwise_1", h, 2 * h, bias), depthwise, linear("pointwise_2", h, h, bias), vector("convolution_norm", 2 * h),
     )  # fmt: skip
-    depthwise = WeightSpec(name="depthwise", kind="conv", inputs=taps, outputs=h)
-    inside = (linear("pointwise_1", h, 2 * h, False), depthwise, linear("pointwise_2", h, h, False))
-    convolution = CustomSpec(label="convolution", extra=(*inside, vector("convolution_norm", 2 * h)))
-    mlp = FeedForwardSpec(width=k.number("intermediate_size"), gated=False, bias=True)
-    steps = tuple(SublayerSpec(branches=(b,)) for b in (mlp, attention, convolution, mlp))
-    return LayerSpec(sublayers=steps, extra=(vector("norm_out", 2 * h),))
 
 
 class Wav2Vec2Conformer(Wav2Vec2):
@@ -129,9 +124,11 @@ class Wav2Vec2Conformer(Wav2Vec2):
     def architecture(self) -> ArchitectureSpec:
         k, h = self.k, self.k.size("hidden_size")
         k.get("use_intermediate_ffn_before_adapter", "conformer_conv_dropout")
-        layer = conformer_layer(k, h, k.number("conv_depthwise_kernel_size", default=31), self.place(h))
-        stack = StackSpec(
-            name="audio", hidden_size=h, layers={"conformer": layer}, pattern=(f"conformer*{k.number('num_hidden_layers')}",),
+        attention = encoder_attention(k.number("num_attention_heads"), h, position="relative", extra=self.place(h))
+        mlp = FeedForwardSpec(width=k.number("intermediate_size"), gated=False, bias=True)
+        inside = gated_convolution(h, k.number("conv_depthwise_kernel_size", default=31), bias=False)
+        stack = uniform(
+            "conformer", conformer_layer(h, attention, mlp, inside), k.number("num_hidden_layers"), name="audio", hidden_size=h,
             norm="layernorm", final_norm=self.final_norm,
             extra=(*self.stem(h), *self.adapter(h), linear("head_ctc", h, k.number("vocab_size", default=32))),
         )  # fmt: skip
@@ -192,21 +189,11 @@ class Conformer:
         k = self.k
         heads, bias = k.number("num_attention_heads"), bool(k.get("attention_bias", default=True))
         own = (linear("relative_keys", h, h, False), vector("relative_biases", 2 * h))
-        attention = AttentionSpec(
-            num_heads=heads, num_key_value_heads=k.get("num_key_value_heads", default=heads), head_dim=h // heads, causal=False,
-            q_bias=bias, k_bias=bias, v_bias=bias, o_bias=bias, position="relative", extra=own,
-        )  # fmt: skip
-        wide, taps, with_bias = (
-            k.number("intermediate_size"),
-            k.number("conv_kernel_size", default=9),
-            bool(k.get("convolution_bias", default=True)),
-        )
-        depthwise = WeightSpec(name="depthwise", kind="conv", inputs=taps, outputs=h, bias=with_bias)
-        pointwise = (linear("pointwise_1", h, 2 * h, with_bias), depthwise, linear("pointwise_2", h, h, with_bias))
-        convolution = CustomSpec(label="convolution", extra=(*pointwise, vector("batch_norm", 2 * h)))
-        mlp = FeedForwardSpec(width=wide, gated=False, bias=bias)
-        steps = tuple(SublayerSpec(branches=(b,)) for b in (mlp, attention, convolution, mlp))
-        return LayerSpec(sublayers=steps, extra=(vector("norm_out", 2 * h),))
+        kv = k.get("num_key_value_heads", default=heads)
+        attention = encoder_attention(heads, h, bias=bias, num_key_value_heads=kv, position="relative", extra=own)
+        mlp = FeedForwardSpec(width=k.number("intermediate_size"), gated=False, bias=bias)
+        taps, with_bias = k.number("conv_kernel_size", default=9), bool(k.get("convolution_bias", default=True))
+        return conformer_layer(h, attention, mlp, gated_convolution(h, taps, bias=with_bias))
 
     def stem(self, h: int) -> Weights:
         """Convolutions that halve time and frequency, depthwise and pointwise after the first; a projection."""
@@ -221,9 +208,9 @@ class Conformer:
     def architecture(self) -> ArchitectureSpec:
         k, h = self.k, self.k.number("hidden_size")
         depth, words = k.number("num_hidden_layers"), self.file.number("vocab_size", default=1025)
-        stack = StackSpec(
-            name="audio", hidden_size=h, layers={"conformer": self.layer(h)}, pattern=(f"conformer*{depth}",), norm="layernorm",
-            final_norm=False, extra=(*self.stem(h), linear("head_ctc", h, words)),
+        stack = uniform(
+            "conformer", self.layer(h), depth, name="audio", hidden_size=h, norm="layernorm", final_norm=False,
+            extra=(*self.stem(h), linear("head_ctc", h, words)),
         )  # fmt: skip
         return ArchitectureSpec(head=False, stacks=(stack,))
 
@@ -237,30 +224,18 @@ def phi4_audio(file: Keys, k: Keys, text: int) -> StackSpec:
     k.get("feature_layer", "left_chunk", "chunk_size", "conv_glu_type", "ext_pw_kernel_size")
     last = -(-bins // 2**halved)  # of the spectrogram's bins, halved by every convolution and rounded up
     k.meet("nemo_final_size", k.get("nemo_final_size", default=last), last, "input_size / time_reduction")
-    attention = AttentionSpec(
-        num_heads=heads, num_key_value_heads=heads, head_dim=h // heads, causal=False, q_bias=True, k_bias=True, v_bias=True,
-        o_bias=True, position="relative",
-    )  # fmt: skip
     fanned = h * k.number("depthwise_multiplier", default=1)
     depthwise = WeightSpec(name="depthwise", kind="conv", inputs=k.number("kernel_size"), outputs=fanned, bias=True)
     inside = (linear("gate", h, 2 * out), vector("gate_biases", 2 * out), depthwise, linear("pointwise_1", fanned, inner))
-    convolution = CustomSpec(label="convolution", extra=(*inside, linear("pointwise_2", h, out)))
     mlp = FeedForwardSpec(width=wide, bias=True)
-    layer = LayerSpec(
-        sublayers=tuple(SublayerSpec(branches=(b,)) for b in (mlp, attention, convolution, mlp)), extra=(vector("norm_out", 2 * h),)
-    )
+    attention = encoder_attention(heads, h, position="relative")
+    layer = conformer_layer(h, attention, mlp, (*inside, linear("pointwise_2", h, out)))
     taps = WeightSpec(name="stem_depthwise", kind="conv", inputs=9, outputs=c, bias=True, copies=halved - 1)
-    stem = (
-        linear("stem", 9, c),
-        taps,
-        linear("stem_pointwise", c, c, copies=halved - 1),
-        linear("subsampled", c * last, h),
-    )
+    stem = (linear("stem", 9, c), taps, linear("stem_pointwise", c, c, copies=halved - 1), linear("subsampled", c * last, h))
     distances = 2 * k.number("bias_max_distance", default=1000)
     ends = (linear("projector_1", h, text, copies=2), linear("projector_2", text, text, copies=2))
-    return StackSpec(
-        name="audio", hidden_size=h, layers={"conformer": layer}, pattern=(f"conformer*{k.number('num_blocks')}",),
-        norm="layernorm", final_norm=False, tower=True,
+    return uniform(
+        "conformer", layer, k.number("num_blocks"), name="audio", hidden_size=h, norm="layernorm", final_norm=False, tower=True,
         extra=(*stem, WeightSpec(name="distances", kind="lookup", inputs=distances, outputs=heads), *ends),
     )  # fmt: skip
 
@@ -297,20 +272,15 @@ def _gemma_audio(k: Keys, behind: Weights) -> StackSpec:
     )  # fmt: skip
     depthwise = WeightSpec(name="depthwise", kind="conv", inputs=taps, outputs=h)
     inside = (linear("gate", h, 2 * h, False), depthwise, linear("pointwise", h, h, False), vector("norm", h))
-    mlp = SublayerSpec(branches=(FeedForwardSpec(width=4 * h, gated=False),), norm="sandwich")
-    steps = (
-        mlp,
-        SublayerSpec(branches=(attention,), norm="sandwich"),
-        SublayerSpec(branches=(CustomSpec(label="convolution", extra=inside),)),
-        mlp,
-    )
+    mlp, mixed = in_turn(FeedForwardSpec(width=4 * h, gated=False), attention, norm="sandwich")
+    steps = (mlp, mixed, *in_turn(CustomSpec(label="convolution", extra=inside)), mlp)
     stem = (
         linear("convolution_1", 9, first, False), linear("convolution_2", 9 * first, second, False),
         vector("convolution_norms", first + second), linear("subsampled", bins // 4 * second, h, False),
     )  # fmt: skip
-    return StackSpec(
-        name="audio", hidden_size=h, layers={"conformer": LayerSpec(sublayers=steps, extra=(vector("norm_out", h),))},
-        pattern=(f"conformer*{k.number('num_hidden_layers', 'conf_num_hidden_layers')}",), norm="rmsnorm", final_norm=False,
+    return uniform(
+        "conformer", LayerSpec(sublayers=steps, extra=(vector("norm_out", h),)),
+        k.number("num_hidden_layers", "conf_num_hidden_layers"), name="audio", hidden_size=h, norm="rmsnorm", final_norm=False,
         tower=True, extra=(*stem, *behind),
     )  # fmt: skip
 

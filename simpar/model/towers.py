@@ -7,62 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from simpar.model import projectors
 from simpar.model.config_keys import Keys
-from simpar.model.pieces import deal, norm_extra, vector
-from simpar.model.projectors import (
-    Extra,
-    Projector,
-    aligner,
-    aria,
-    aya_vision,
-    cohere2_vision,
-    dino_mask,
-    dots,
-    embedding_norm,
-    ernie_vl,
-    gemma3,
-    gemma3n_embedder,
-    gemma4_positions,
-    glm4v,
-    glm4v_norms,
-    glm_narrow,
-    hyperclovax,
-    idefics3,
-    internvl,
-    kimi,
-    kimi_positions,
-    llama4,
-    llava,
-    llava_newline,
-    mask_token,
-    minicpm_v,
-    minimax_m3,
-    mistral3,
-    mllama_projector,
-    mllama_tiles,
-    molmo2,
-    muse,
-    muse_positions,
-    one,
-    ovis2,
-    paddle_ocr,
-    perceiver,
-    phi4,
-    pixel_unshuffle,
-    projection_dim,
-    qwen2_vl,
-    qwen3_vl,
-    qwen25_vl,
-    registers,
-    siglip_head,
-    step3,
-    ultravbert,
-    vipllava,
-)
+from simpar.model.pieces import deal, encoder_attention, in_turn, norm_extra, uniform, vector
+from simpar.model.projectors import Extra, Projector
 from simpar.model.remote import REMOTE_PROJECTORS
 from simpar.model.sam import git_projector, got_ocr, sam_stack
-from simpar.specs.architecture import LayerSpec, StackSpec, SublayerSpec
-from simpar.specs.mixers import AttentionSpec, CustomSpec, ExpertsSpec, FeedForwardSpec, NormKind, WeightSpec
+from simpar.specs.architecture import LayerSpec, StackSpec
+from simpar.specs.mixers import CustomSpec, ExpertsSpec, FeedForwardSpec, NormKind, WeightSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +72,8 @@ def vision_stack(k: Keys, t: Tower) -> StackSpec:
     out = every if t.o_bias is None else bias if t.o_bias == "qkv" else t.o_bias
     norm = NORMS.get(str(k.given("norm_type")), t.norm)
     qk_norm = "full" if k.get("use_qk_norm", "qk_normalization", default=False) else t.qk_norm
-    attention = AttentionSpec(
-        num_heads=heads, num_key_value_heads=k.get("num_key_value_heads", default=heads), head_dim=dim, causal=False,
+    attention = encoder_attention(
+        heads, h, num_key_value_heads=k.get("num_key_value_heads", default=heads), head_dim=dim,
         q_bias=bool(k.get("query_bias", default=bias)), k_bias=bool(k.get("key_bias", default=bias and t.k_bias)),
         v_bias=bool(k.get("value_bias", default=bias)),
         o_bias=bool(k.get("proj_bias", default=out)),
@@ -135,10 +87,10 @@ def vision_stack(k: Keys, t: Tower) -> StackSpec:
     mlp_bias = bool(k.get("mlp_bias", default=every if t.mlp_bias is None else t.mlp_bias))
     mlp = FeedForwardSpec(width=width, gated=gated, bias=mlp_bias)
     final_norm = t.final_norm or k.get("use_mean_pooling") is False
-    steps = tuple(SublayerSpec(branches=(b,), norm=t.layer, extra=scale) for b in (attention, mlp))
-    return StackSpec(
-        name="vision", hidden_size=h, layers={"vision": LayerSpec(sublayers=steps)}, pattern=(f"vision*{depth}",), norm=norm,
-        final_norm=final_norm, tower=True, extra=(*_stem(k, t, h), *(t.extra(k, h) if t.extra else ())),
+    layer = LayerSpec(sublayers=in_turn(attention, mlp, norm=t.layer, extra=scale))
+    return uniform(
+        "vision", layer, depth, name="vision", hidden_size=h, norm=norm, final_norm=final_norm, tower=True,
+        extra=(*_stem(k, t, h), *(t.extra(k, h) if t.extra else ())),
         input_tokens=side**2 + t.tokens if t.positions == "grid" else 0,
     )  # fmt: skip
 
@@ -200,7 +152,7 @@ def mllama_stack(k: Keys) -> StackSpec:
     return base.model_copy(update={"layers": layers, "pattern": (f"local*{count}", f"global*{wide}"), "input_tokens": tiles})
 
 
-QWEN3 = Tower(temporal=True, positions="num_position_embeddings", final_norm=False, projector=qwen3_vl)
+QWEN3 = Tower(temporal=True, positions="num_position_embeddings", final_norm=False, projector=projectors.qwen3_vl)
 
 
 def dots_stack(k: Keys) -> StackSpec:
@@ -239,11 +191,10 @@ def mobilenet_stack(k: Keys) -> StackSpec:
         k.unknown.append(("architecture", name, f"an encoder that is not known; known are {', '.join(MOBILENETS)}"))
     k.note(f"{k.path}architecture = {name}: its weights are counted, the work of its convolutions is not")
     weights = CustomSpec(label="convolutions", extra=(vector("convolutions", MOBILENETS.get(name, 1)),))
-    layer = LayerSpec(sublayers=(SublayerSpec(branches=(weights,), norm="none"),))
-    return StackSpec(
-        name="vision", hidden_size=k.number("hidden_size"), layers={"convolutions": layer}, pattern=("convolutions*1",),
-        final_norm=False, tower=True, input_tokens=256,
-    )  # fmt: skip
+    layer = LayerSpec(sublayers=in_turn(weights, norm="none"))
+    return uniform(
+        "convolutions", layer, 1, name="vision", hidden_size=k.number("hidden_size"), final_norm=False, tower=True, input_tokens=256
+    )
 
 
 WHOLE: dict[str, Callable[[Keys], StackSpec]] = {
@@ -251,33 +202,33 @@ WHOLE: dict[str, Callable[[Keys], StackSpec]] = {
     "gemma3n_vision": mobilenet_stack,
 }  # fmt: skip
 """Vision encoders with layers of several kinds."""
-SIGLIP = Tower(extra=siglip_head)
+SIGLIP = Tower(extra=projectors.siglip_head)
 CLIP = Tower(patch_bias=False, tokens=1, pre_norm=True, final_norm=True)
 BY_PARENT: dict[str, Projector] = {
     **REMOTE_PROJECTORS,
-    **dict.fromkeys(("llava", "video_llava"), llava),
-    "vipllava": vipllava,
-    "paddleocr_vl": paddle_ocr,
-    **dict.fromkeys(("minicpmv4_6", "minicpmv4_7"), minicpm_v),
-    "hyperclovax_vision_v2": hyperclovax,
-    "ovis2": ovis2,
-    "aria": aria,
-    "idefics2": perceiver,
-    "molmo2": molmo2,
-    **dict.fromkeys(("deepseek_vl", "video_llama_3"), aligner),
-    **dict.fromkeys(("muse_glimmer", "muse_spark"), muse),
-    **dict.fromkeys(("llava_next", "llava_onevision", "llava_next_video"), llava_newline),
-    **dict.fromkeys(("idefics3", "smolvlm", "modernvbert"), idefics3),
-    "ultravbert": ultravbert,
-    "cohere2_vision": cohere2_vision,
-    "aya_vision": aya_vision,
-    **dict.fromkeys(("gemma3", "shieldgemma2"), gemma3),
-    **dict.fromkeys(("internvl", "internvl_chat", "qianfan_ocr"), internvl),
-    **dict.fromkeys(("mistral3", "lighton_ocr", "mistral_large4"), mistral3),
-    **dict.fromkeys(("lfm2_vl",), pixel_unshuffle),
+    **dict.fromkeys(("llava", "video_llava"), projectors.llava),
+    "vipllava": projectors.vipllava,
+    "paddleocr_vl": projectors.paddle_ocr,
+    **dict.fromkeys(("minicpmv4_6", "minicpmv4_7"), projectors.minicpm_v),
+    "hyperclovax_vision_v2": projectors.hyperclovax,
+    "ovis2": projectors.ovis2,
+    "aria": projectors.aria,
+    "idefics2": projectors.perceiver,
+    "molmo2": projectors.molmo2,
+    **dict.fromkeys(("deepseek_vl", "video_llama_3"), projectors.aligner),
+    **dict.fromkeys(("muse_glimmer", "muse_spark"), projectors.muse),
+    **dict.fromkeys(("llava_next", "llava_onevision", "llava_next_video"), projectors.llava_newline),
+    **dict.fromkeys(("idefics3", "smolvlm", "modernvbert"), projectors.idefics3),
+    "ultravbert": projectors.ultravbert,
+    "cohere2_vision": projectors.cohere2_vision,
+    "aya_vision": projectors.aya_vision,
+    **dict.fromkeys(("gemma3", "shieldgemma2"), projectors.gemma3),
+    **dict.fromkeys(("internvl", "internvl_chat", "qianfan_ocr"), projectors.internvl),
+    **dict.fromkeys(("mistral3", "lighton_ocr", "mistral_large4"), projectors.mistral3),
+    **dict.fromkeys(("lfm2_vl",), projectors.pixel_unshuffle),
     "git": git_projector,
-    "paligemma": projection_dim,
-    "gemma4": one(False),
+    "paligemma": projectors.projection_dim,
+    "gemma4": projectors.one(False),
 }
 """Projectors that belong to the whole model rather than to its vision encoder."""
 TYPE_OF_PARENT: dict[str, str] = {
@@ -296,67 +247,72 @@ TOWERS: dict[str, Tower] = {
         QWEN3,
     ),
     "qwen2_vl_vision": Tower(
-        embed_dim=True, temporal=True, positions="none", patch_bias=False, final_norm=False, projector=qwen2_vl
+        embed_dim=True, temporal=True, positions="none", patch_bias=False, final_norm=False, projector=projectors.qwen2_vl
     ),
     "qwen2_5_vl": Tower(
-        norm="rmsnorm", temporal=True, positions="none", patch_bias=False, gated=True, final_norm=False, projector=qwen25_vl
+        norm="rmsnorm", temporal=True, positions="none", patch_bias=False, gated=True, final_norm=False,
+        projector=projectors.qwen25_vl
     ),
     **dict.fromkeys(
         ("qwen2_5_vl_vision", "qwen2_5_omni_vision_encoder", "exaone4_5_vision"),
-        Tower(norm="rmsnorm", temporal=True, positions="none", patch_bias=False, gated=True, final_norm=False, projector=qwen25_vl),
+        Tower(norm="rmsnorm", temporal=True, positions="none", patch_bias=False, gated=True, final_norm=False,
+        projector=projectors.qwen25_vl),
     ),
     "qwen3_omni_moe_vision_encoder": QWEN3,
     **dict.fromkeys(
         ("glm_ocr_vision", "glm5_next_vision"),
-        Tower(norm="rmsnorm", mlp_bias=None, gated=True, qk_norm="head", temporal=True, positions="none", projector=glm_narrow),
+        Tower(norm="rmsnorm", mlp_bias=None, gated=True, qk_norm="head", temporal=True, positions="none",
+        projector=projectors.glm_narrow),
     ),
     "dots3_note_vision_encoder": Tower(
-        norm="rmsnorm", bias=False, mlp_bias=False, gated=True, qk_norm="head", positions="none", extra=embedding_norm,
-        projector=dots,
+        norm="rmsnorm", bias=False, mlp_bias=False, gated=True, qk_norm="head", positions="none", extra=projectors.embedding_norm,
+        projector=projectors.dots,
     ),
-    "ernie4_5_vl_moe_vision": Tower(positions="none", patch_bias=False, projector=ernie_vl),
-    "ovis2_vision": Tower(norm="rmsnorm", bias=False, o_bias="qkv", mlp_bias=False, gated=True, extra=embedding_norm),
+    "ernie4_5_vl_moe_vision": Tower(positions="none", patch_bias=False, projector=projectors.ernie_vl),
+    "ovis2_vision": Tower(norm="rmsnorm", bias=False, o_bias="qkv", mlp_bias=False, gated=True, extra=projectors.embedding_norm),
     "paddleocr_vl_vision": Tower(), "minicpmv4_6_vision": Tower(), "minicpmv4_7_vision": Tower(), "idefics2_vision": Tower(),
     "video_llama_3_vision": Tower(positions="none"), "molmo2_vision": Tower(positions="num_position_embeddings", final_norm=False),
-    "qianfan_ocr_vision": Tower(o_bias=True, tokens=1, layer_scale=True, final_norm=False, extra=mask_token),
+    "qianfan_ocr_vision": Tower(o_bias=True, tokens=1, layer_scale=True, final_norm=False, extra=projectors.mask_token),
     **dict.fromkeys(
         ("muse_glimmer_vision", "muse_spark_vision"),
-        Tower(temporal=True, patch_bias=False, positions="none", pre_norm=True, extra=muse_positions),
+        Tower(temporal=True, patch_bias=False, positions="none", pre_norm=True, extra=projectors.muse_positions),
     ),
-    "phi4_multimodal_vision": Tower(extra=siglip_head, projector=phi4),
+    "phi4_multimodal_vision": Tower(extra=projectors.siglip_head, projector=projectors.phi4),
     "siglip_vision_model": SIGLIP, "deepseek_vl_v2_vision": SIGLIP, "siglip2_navit": Tower(), "minicpmv_vision": Tower(),
     "idefics3_vision": Tower(), "smolvlm_vision": Tower(),
-    "siglip2_vision_model": Tower(positions="num_patches", extra=siglip_head),
-    "got_ocr2_vision": Tower(projector=got_ocr), "gemma3n_vision": Tower(projector=gemma3n_embedder),
+    "siglip2_vision_model": Tower(positions="num_patches", extra=projectors.siglip_head),
+    "got_ocr2_vision": Tower(projector=got_ocr), "gemma3n_vision": Tower(projector=projectors.gemma3n_embedder),
     **dict.fromkeys(("clip_vision_model", "git_vision_model"), CLIP), "molmo_vision": replace(CLIP, final_norm=False),
-    "kimi_k25_vision": Tower(positions="none", extra=kimi_positions, projector=kimi),
+    "kimi_k25_vision": Tower(positions="none", extra=projectors.kimi_positions, projector=projectors.kimi),
     "kimi_k3_vision": Tower(
-        norm="rmsnorm", bias=False, mlp_bias=False, patch_bias=False, positions="none", extra=kimi_positions, projector=kimi
+        norm="rmsnorm", bias=False, mlp_bias=False, patch_bias=False, positions="none", extra=projectors.kimi_positions,
+        projector=projectors.kimi
     ),
     "gemma4_vision": Tower(
         norm="rmsnorm", bias=False, mlp_bias=False, gated=True, qk_norm="head", patch_bias=False, positions="none",
         layer="sandwich",
-        final_norm=False, extra=gemma4_positions, projector=one(False),
+        final_norm=False, extra=projectors.gemma4_positions, projector=projectors.one(False),
     ),
     "step3p5_vision": Tower(
-        patch_bias=False, positions="grid", pre_norm=True, final_norm=False, layer_scale=True, width="mlp_ratio", projector=step3
+        patch_bias=False, positions="grid", pre_norm=True, final_norm=False, layer_scale=True, width="mlp_ratio",
+        projector=projectors.step3
     ),
-    "internvl_vision": Tower(bias=False, o_bias=True, tokens=1, layer_scale=True, final_norm=False, extra=mask_token),
+    "internvl_vision": Tower(bias=False, o_bias=True, tokens=1, layer_scale=True, final_norm=False, extra=projectors.mask_token),
     "pixtral": Tower(
         norm="rmsnorm", bias=False, mlp_bias=False, gated=True, patch_bias=False, positions="none", pre_norm=True, final_norm=False,
         square=True,
     ),
-    "llama4_vision_model": Tower(patch_bias=False, tokens=1, pre_norm=True, final_norm=True, projector=llama4),
+    "llama4_vision_model": Tower(patch_bias=False, tokens=1, pre_norm=True, final_norm=True, projector=projectors.llama4),
     "minimax_m3_vl_vision": Tower(
-        temporal=True, patch_bias=False, positions="none", pre_norm=True, final_norm=False, projector=minimax_m3
+        temporal=True, patch_bias=False, positions="none", pre_norm=True, final_norm=False, projector=projectors.minimax_m3
     ),
-    "mllama_vision_model": Tower(bias=False, patch_bias=False, positions="grid", tokens=1, extra=mllama_tiles,
-    projector=mllama_projector),
+    "mllama_vision_model": Tower(bias=False, patch_bias=False, positions="grid", tokens=1, extra=projectors.mllama_tiles,
+    projector=projectors.mllama_projector),
     "glm4v_vision": Tower(
         norm="rmsnorm", bias=False, o_bias=False, mlp_bias=False, gated=True, temporal=True, width="out_hidden_size",
-        extra=glm4v_norms, projector=glm4v,
+        extra=projectors.glm4v_norms, projector=projectors.glm4v,
     ),
-    "dinov3_vit": Tower(k_bias=False, positions="none", tokens=1, layer_scale=True, extra=registers),
-    "vit": Tower(tokens=1), "deit": Tower(tokens=2), "dinov2": Tower(tokens=1, layer_scale=True, extra=dino_mask),
+    "dinov3_vit": Tower(k_bias=False, positions="none", tokens=1, layer_scale=True, extra=projectors.registers),
+    "vit": Tower(tokens=1), "deit": Tower(tokens=2), "dinov2": Tower(tokens=1, layer_scale=True, extra=projectors.dino_mask),
 }  # fmt: skip
 """Vision encoder's model_type -> what it builds."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from simpar.model.bert import Bert
-from simpar.model.decoder import Decoder
-from simpar.model.pieces import norm_extra, vector
-from simpar.specs.architecture import LayerSpec, StackSpec, SublayerSpec
+from simpar.model.decoder import Decoder, Weights
+from simpar.model.family import Layout
+from simpar.model.pieces import in_turn, norm_extra, vector
+from simpar.specs.architecture import SublayerSpec
 from simpar.specs.mixers import AttentionSpec, FeedForwardSpec, WeightSpec
-
-Weights = tuple[WeightSpec, ...]
 
 
 class RemBert(Bert):
@@ -43,99 +42,81 @@ class RocBert(Bert):
 class Xmod(Bert):
     """An adapter for each language in every layer, of which a token meets one."""
 
-    def layer(self, i: int) -> LayerSpec:
+    settled: ClassVar[tuple[str, ...]] = ("adapter_reuse_layer_norm", "ln_before_adapter", "default_language")
+
+    def layout(self, i: int) -> Layout:
+        return "pre" if self.k.get("pre_norm", default=False) else "post"
+
+    def final_norm(self) -> bool:
+        return self.layout(0) == "pre"
+
+    def layer_extra(self, i: int) -> Weights:
         k, h = self.k, self.hidden
         languages, inner = len(k.get("languages", default=["en_XX"])), h // k.get("adapter_reduction_factor", default=2)
-        pre = bool(k.get("pre_norm", default=False))
-        k.get("adapter_reuse_layer_norm", "ln_before_adapter", "default_language")
         adapters: list[WeightSpec] = [
             WeightSpec(name=f"adapter_{n}", inputs=a, outputs=b, bias=True, copies=languages, uses=1.0)
             for n, a, b in (("down", h, inner), ("up", inner, h))
         ]
         if k.get("adapter_layer_norm", default=False):
             adapters.append(norm_extra("adapter_norm", "layernorm", h))
-        steps = super().layer(i).sublayers
-        return LayerSpec(
-            sublayers=tuple(step.model_copy(update={"norm": "pre"}) for step in steps) if pre else steps, extra=tuple(adapters)
-        )
-
-    def stack(self) -> StackSpec:
-        return super().stack().model_copy(update={"final_norm": bool(self.k.get("pre_norm", default=False))})
+        return tuple(adapters)
 
 
 class Xlm(Decoder):
     """XLM and FlauBERT: BERT's layers, a feed-forward four times as wide, embeddings of languages."""
 
+    settled: ClassVar[tuple[str, ...]] = ("sinusoidal_embeddings", "is_encoder", "lang_id", "unk_index", "mask_index", "pre_norm")
+
     def intermediate(self, i: int) -> int:
         return 4 * self.hidden
 
-    def attention_fields(self, i: int) -> dict[str, Any]:
-        return {**super().attention_fields(i), "causal": bool(self.k.get("causal", default=False))}
-
-    def outside(self) -> dict[str, Any]:
-        fields, languages = super().outside(), self.k.get("n_langs", default=1)
-        self.k.get("sinusoidal_embeddings", "is_encoder", "lang_id", "unk_index", "mask_index", "pre_norm")
+    def further(self) -> Weights:
+        languages = self.k.get("n_langs", default=1)
         named = languages > 1 and self.k.get("use_lang_emb", default=True)
-        table = (WeightSpec(name="languages", kind="lookup", inputs=languages, outputs=self.hidden),) if named else ()
-        return {**fields, "extra": (*fields["extra"], *table)}
+        return (WeightSpec(name="languages", kind="lookup", inputs=languages, outputs=self.hidden),) if named else ()
 
 
 class XlNet(Decoder):
     """Attention over relative positions, which have a projection of their own (Yang et al. 2019, arXiv 1906.08237)."""
 
-    def intermediate(self, i: int) -> int:
-        return self.k.number("d_inner")
+    settled: ClassVar[tuple[str, ...]] = (
+        "d_head", "attn_type", "mem_len", "reuse_len", "use_mems_eval", "use_mems_train", "bi_data", "clamp_len", "same_length",
+    )  # fmt: skip
 
-    def attention_fields(self, i: int) -> dict[str, Any]:
+    def attention_extra(self, i: int) -> Weights:
         wide = self.heads * self.head_dim
-        self.k.get("d_head", "attn_type", "mem_len", "reuse_len", "use_mems_eval", "use_mems_train", "bi_data", "clamp_len")
-        self.k.get("same_length")
-        own = (WeightSpec(name="positions", inputs=self.hidden, outputs=wide, uses=0.0), vector("biases_and_segments", 5 * wide))
-        return {**super().attention_fields(i), "causal": False, "position": "relative", "extra": own}
+        return (WeightSpec(name="positions", inputs=self.hidden, outputs=wide, uses=0.0), vector("biases_and_segments", 5 * wide))
 
-    def outside(self) -> dict[str, Any]:
-        fields = super().outside()
-        return {**fields, "extra": (*fields["extra"], vector("masked", self.hidden))}
+    def further(self) -> Weights:
+        return (vector("masked", self.hidden),)
 
 
 class CpmAnt(Decoder):
     """CPM-Ant: buckets of relative positions shared by all layers, embeddings of segments, rows for prompts."""
 
-    def __init__(self, keys: Any, family: Any) -> None:
-        super().__init__(keys, family)
-        self.head_dim = keys.number("dim_head", default=self.head_dim)
+    settled: ClassVar[tuple[str, ...]] = ("position_bias_max_distance",)
 
-    def intermediate(self, i: int) -> int:
-        return self.k.number("dim_ff")
-
-    def attention_fields(self, i: int) -> dict[str, Any]:
-        return {**super().attention_fields(i), "causal": False, "position": "relative"}
-
-    def outside(self) -> dict[str, Any]:
-        fields, segments = super().outside(), self.k.number("segment_types", default=32)
+    def embedding_rows(self) -> int:
         prompts = self.k.number("prompt_types", default=32) * self.k.number("prompt_length", default=32)
-        buckets = self.k.number("position_bias_num_buckets", default=512)
-        self.k.get("position_bias_max_distance")
-        own = (
+        return self.vocabulary() + prompts
+
+    def further(self) -> Weights:
+        segments, buckets = self.k.number("segment_types", default=32), self.k.number("position_bias_num_buckets", default=512)
+        return (
             WeightSpec(name="segments", kind="lookup", inputs=segments, outputs=self.hidden),
             WeightSpec(name="position_bias", kind="lookup", inputs=segments**2 + buckets, outputs=self.heads),
         )
-        return {**fields, "embedding_rows": fields["vocab_size"] + prompts, "extra": (*fields["extra"], *own)}
 
 
 class TrOcr(Decoder):
     """A decoder that attends the patches of a line of text: 24 x 24 of an image of 384 pixels, and a class token."""
 
-    def intermediate(self, i: int) -> int:
-        return self.k.number("decoder_ffn_dim")
-
-    def layer(self, i: int) -> LayerSpec:
+    def sublayers(self, i: int) -> tuple[SublayerSpec, ...]:
         own = self.attention_fields(i)
         width = self.k.get("cross_attention_hidden_size", default=None)
         self.k.note("no encoder is given: 577 image tokens are attended")
         over = {**own, "cross": True, "causal": False, "keys": 577, **({"kv_hidden_size": width} if width else {})}
-        branches = (AttentionSpec(**own), AttentionSpec(**over), self.mlp(i))
-        return LayerSpec(sublayers=tuple(SublayerSpec(branches=(b,), norm="post") for b in branches))
+        return in_turn(AttentionSpec(**own), AttentionSpec(**over), self.mlp(i), norm="post")
 
     def outside(self) -> dict[str, Any]:
         fields = super().outside()
@@ -150,14 +131,15 @@ class Looped(Decoder):
 
     order: list[str]
 
-    def layer(self, i: int) -> LayerSpec:
-        steps = super().layer(i).sublayers
-        shared = (step.model_copy(update={"shared_weights": f"{self.order[i]}_{n}"}) for n, step in enumerate(steps))
-        return LayerSpec(sublayers=tuple(shared))
+    def sublayers(self, i: int) -> tuple[SublayerSpec, ...]:
+        steps = enumerate(super().sublayers(i))
+        return tuple(step.model_copy(update={"shared_weights": f"{self.order[i]}_{n}"}) for n, step in steps)
 
 
 class HrmText(Looped):
     """Two stacks run in turns (HRM): `H_cycles` times, the low one `L_cycles` times and the high one once, by the same weights."""
+
+    settled: ClassVar[tuple[str, ...]] = ("L_bp_cycles", "prefix_lm")
 
     def __init__(self, keys: Any, family: Any) -> None:
         super().__init__(keys, family)
@@ -166,15 +148,13 @@ class HrmText(Looped):
         self.order = [f"{name}_{n}" for _ in range(cycles) for name in (*["low"] * low, "high") for n in range(each)]
         self.num_layers = len(self.order)
         self.types = ["full_attention"] * self.num_layers
-        keys.get("L_bp_cycles", "prefix_lm")
 
     def attention_fields(self, i: int) -> dict[str, Any]:
         fields = super().attention_fields(i)
         return {**fields, "gate_bias": fields["q_bias"]}
 
-    def outside(self) -> dict[str, Any]:
-        fields = super().outside()
-        return {**fields, "extra": (*fields["extra"], vector("low_start", self.hidden))}
+    def further(self) -> Weights:
+        return (vector("low_start", self.hidden),)
 
 
 class Ouro(Looped):
@@ -186,10 +166,8 @@ class Ouro(Looped):
         self.order = [f"layer_{n}" for n in range(self.num_layers)] * passes
         self.types, self.num_layers = self.types * passes, self.num_layers * passes
 
-    def outside(self) -> dict[str, Any]:
-        fields = super().outside()
-        gate = WeightSpec(name="exit_gate", inputs=self.hidden, outputs=1, bias=True)
-        return {**fields, "extra": (*fields["extra"], gate)}
+    def further(self) -> Weights:
+        return (WeightSpec(name="exit_gate", inputs=self.hidden, outputs=1, bias=True),)
 
 
 class Dory(Looped):
@@ -198,12 +176,13 @@ class Dory(Looped):
     Files count the attention and the feed-forward of a layer as two.
     """
 
+    settled: ClassVar[tuple[str, ...]] = ("n_recurrent_layers", "recurrent_kv_cache_mode")
+
     def __init__(self, keys: Any, family: Any) -> None:
         super().__init__(keys, family)
         half = 2 if "mlp" in self.types else 1
         first, last = (keys.get(name, default=8) // half for name in ("n_input_layers", "n_output_layers"))
         kinds = self.types[::half]
-        keys.get("n_recurrent_layers", "recurrent_kv_cache_mode")
         if first + last > len(kinds):
             keys.violate("n_input_layers", first * half, f"and n_output_layers are more than the {len(kinds) * half} layers")
             first = last = 0
@@ -212,25 +191,25 @@ class Dory(Looped):
         self.order = [f"layer_{n}" for n in runs]
         self.num_layers, self.types = len(runs), [kinds[n] for n in runs]
 
-    def attention_fields(self, i: int) -> dict[str, Any]:
-        return {**super().attention_fields(i), "extra": (vector("query_and_gate_scales", 2 * self.heads * self.head_dim),)}
+    def attention_extra(self, i: int) -> Weights:
+        return (vector("query_and_gate_scales", 2 * self.heads * self.head_dim),)
 
     def mlp(self, i: int) -> FeedForwardSpec:
         mlp = super().mlp(i)
         return mlp.model_copy(update={"extra": (vector("scales", 2 * mlp.width + 2 * self.hidden),)})
 
-    def outside(self) -> dict[str, Any]:
-        fields = super().outside()
-        return {**fields, "extra": (*fields["extra"], vector("logit_scale", self.vocabulary()))}
+    def further(self) -> Weights:
+        return (vector("logit_scale", self.vocabulary()),)
 
 
 class VoxtralRealtime(Decoder):
     """Every layer's second norm is scaled by two narrow layers of the delay, once for a sequence."""
 
-    def layer(self, i: int) -> LayerSpec:
-        narrow = (WeightSpec(name="delay_down", inputs=self.hidden, outputs=32, uses=0.0),
-                  WeightSpec(name="delay_up", inputs=32, outputs=self.hidden, uses=0.0))  # fmt: skip
-        return LayerSpec(sublayers=super().layer(i).sublayers, extra=narrow)
+    def layer_extra(self, i: int) -> Weights:
+        return (
+            WeightSpec(name="delay_down", inputs=self.hidden, outputs=32, uses=0.0),
+            WeightSpec(name="delay_up", inputs=32, outputs=self.hidden, uses=0.0),
+        )
 
 
 UNCOMMON_READERS: dict[str, type[Decoder]] = {

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 
 from simpar.graph.build import LayerBuilder
 from simpar.graph.masks import BIDIRECTIONAL, CAUSAL, Mask
 from simpar.graph.types import Axis, Convolution, Custom, Lookup, View
-from simpar.model.blocks import TOKENS, Batch
 from simpar.specs.mixers import AttentionSpec, NormKind, WeightSpec
+
+TOKENS: Final = "batch sequence hidden"
 
 NORMS: dict[str, Literal["rmsnorm", "layernorm", "l2"]] = {
     "rmsnorm": "rmsnorm", "layernorm": "layernorm", "layernorm_no_bias": "rmsnorm", "unweighted": "l2",
 }  # fmt: skip
 """Kinds of norm as the graph knows them: by how many weights a channel has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One micro-batch: sequences and their length; `vocabulary` where a framework pads it (0: the model's own)."""
+
+    size: int
+    sequence: int
+    vocabulary: int = 0
 
 
 class Writer:
@@ -93,10 +104,6 @@ class Writer:
         return self.graph.add(
             Custom(name, (x,), (out,), module, tuple(held), flops=flops, forward_bytes=moved, over=over, saved=(x,))
         )
-
-    def vector(self, name: str, size: int) -> str:
-        """A parameter of `size` values that a node of its own does not hold."""
-        return self.graph.parameter(name, (self.axis(f"{name}.size", size),))
 
     def kernel(self, name: str, inputs: tuple[str, ...], out: str, module: str, *, flops: float, moved: float) -> str:
         """A kernel of which only FLOPs and bytes are known; its inputs are kept."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from simpar.graph.ledger import node_flops
 from simpar.graph.rematerialise import Recompute
@@ -18,7 +18,7 @@ from simpar.parallel.work import LocalOp, OpList
 _PLAIN: Final = Recompute()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LocalBlock:
     """One rank's share of a layer.
 
@@ -42,19 +42,19 @@ class LocalBlock:
     name: str
     forward: tuple[LocalOp, ...]
     backward: tuple[LocalOp, ...]
-    saved: tuple[tuple[str, float], ...]
-    working: float
-    transient: float
-    deferred: float
-    dense_parameters: float
-    expert_parameters: float
-    lora_parameters: float
-    lora_experts: float
-    frozen_parameters: float
-    frozen_experts: float
+    saved: tuple[tuple[str, float], ...] = ()
+    working: float = 0.0
+    transient: float = 0.0
+    deferred: float = 0.0
+    dense_parameters: float = 0.0
+    expert_parameters: float = 0.0
+    lora_parameters: float = 0.0
+    lora_experts: float = 0.0
+    frozen_parameters: float = 0.0
+    frozen_experts: float = 0.0
     model_flops: float
     attention_flops: float
-    repeated_flops: float
+    repeated_flops: float = 0.0
     layer: Layer = field(compare=False, repr=False)
     options: SplitOptions = field(compare=False, repr=False)
 
@@ -143,42 +143,26 @@ def span_lists(layer: Layer, options: SplitOptions, span: range) -> tuple[tuple[
 
 @lru_cache(maxsize=65536)
 def split_block(layer: Layer, options: SplitOptions) -> LocalBlock:
-    """`layer` on one rank under `options`."""
-    lists = Lists(layer, options)
+    """`layer` on one rank under `options`; a frozen one keeps nothing for a backward and has none."""
+    lists, flops = Lists(layer, options), _flops(layer)
     forward, backward = op_lists(layer, options)
-    if options.frozen:
-        return _forward_alone(lists, forward)
-    saved, working = lists.saved()
-    flops = _flops(layer)
     own = [node for node in layer.nodes if node.name not in options.borrowed]
     held = [(lists.layout(node) == "expert", lists.shards.weights(node)) for node in own]
+    experts = sum(amount for expert, amount in held if expert)
+    common: dict[str, Any] = {
+        "name": layer.name, "forward": forward, "backward": backward, "layer": layer, "options": options,
+        "model_flops": sum(flops.values()),
+        "attention_flops": sum(flops[node.name] for node in layer.nodes if isinstance(node, Attention)),
+    }  # fmt: skip
+    if options.frozen:
+        return LocalBlock(**common, frozen_parameters=sum(amount for _, amount in held), frozen_experts=experts)
+    saved, working = lists.saved()
     pairs = [(lists.layout(node) == "expert", trained_weights(lists, node)) for node in layer.nodes]
     return LocalBlock(
-        name=layer.name, forward=forward, backward=backward, saved=saved, working=working,
-        transient=transient(lists), deferred=lists.deferred(),
-        dense_parameters=sum(amount for experts, amount in held if not experts),
-        expert_parameters=sum(amount for experts, amount in held if experts),
-        lora_parameters=sum(amount for _, amount in pairs), lora_experts=sum(amount for experts, amount in pairs if experts),
-        frozen_parameters=0.0, frozen_experts=0.0,
-        model_flops=sum(flops.values()),
-        attention_flops=sum(flops[node.name] for node in layer.nodes if isinstance(node, Attention)),
+        **common, saved=saved, working=working, transient=transient(lists), deferred=lists.deferred(),
+        dense_parameters=sum(amount for expert, amount in held if not expert), expert_parameters=experts,
+        lora_parameters=sum(amount for _, amount in pairs), lora_experts=sum(amount for expert, amount in pairs if expert),
         repeated_flops=sum(flops[n] for n in frozenset(lists.cut.repeated)) + sum(flops[n] * s for n, s in lists.cut.parts),
-        layer=layer, options=options,
-    )  # fmt: skip
-
-
-def _forward_alone(lists: Lists, forward: tuple[LocalOp, ...]) -> LocalBlock:
-    """A layer that keeps nothing for a backward and has none."""
-    layer = lists.layer
-    flops = _flops(layer)
-    held = [(lists.layout(n) == "expert", lists.shards.weights(n)) for n in layer.nodes if n.name not in lists.options.borrowed]
-    return LocalBlock(
-        name=layer.name, forward=forward, backward=(), saved=(), working=0.0, transient=0.0, deferred=0.0,
-        dense_parameters=0.0, expert_parameters=0.0, lora_parameters=0.0, lora_experts=0.0,
-        frozen_parameters=sum(amount for _, amount in held), frozen_experts=sum(amount for experts, amount in held if experts),
-        model_flops=sum(flops.values()),
-        attention_flops=sum(flops[node.name] for node in layer.nodes if isinstance(node, Attention)), repeated_flops=0.0,
-        layer=layer, options=lists.options,
     )  # fmt: skip
 
 

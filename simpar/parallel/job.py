@@ -241,9 +241,9 @@ class Job:
 
     @property
     def gathers_by_layer(self) -> bool:
-        """Weights are gathered for every pass of a layer (full sharding, no pipeline that keeps them)."""
+        """Weights are gathered for every pass of a layer (full sharding without a pipeline, which keeps them: torch FSDP2)."""
         sharded = self.plan.zero_stage == 3 and self.shares_state and self.training.optimizer != "none"
-        return sharded and not (self.plan.pp > 1 and self.framework.data.fsdp_unsharded_with_pp)
+        return sharded and self.plan.pp == 1
 
     @cached_property
     def defers_reduction(self) -> bool:

@@ -10,18 +10,17 @@ from math import lcm
 from simpar.graph.rematerialise import Recompute
 from simpar.graph.types import Layer
 from simpar.model.kind import kind_of, site_of
-from simpar.model.layered import layered_network
-from simpar.model.network import EncoderInput, EncoderLayer, Network, padded_vocabulary, simple_network, transformer_network
+from simpar.model.layered import token_network
+from simpar.model.network import EncoderInput, EncoderLayer, Network, padded_vocabulary, simple_network
 from simpar.parallel.blocks import LocalBlock, split_block
 from simpar.parallel.job import Job
 from simpar.parallel.pipeline import StageLayers, boundary_bytes, split_layers
 from simpar.parallel.split_options import SplitOptions
-from simpar.specs.architecture import ArchitectureSpec, has_experts
+from simpar.specs.architecture import TokenModel, has_experts
 from simpar.specs.calibration import RunCalibration, calibration_on, measured_here
 from simpar.specs.encoders import encoders_of, input_tokens
 from simpar.specs.framework import framework
 from simpar.specs.kinds import Kind
-from simpar.specs.model import TransformerSpec
 from simpar.specs.reference import reference_of
 from simpar.specs.scenario import Scenario
 from simpar.specs.site import Site
@@ -153,21 +152,17 @@ class Layout(Job):
     def network(self) -> Network:
         """The model as layer graphs of one micro-batch."""
         model, training = self.scenario.model, self.training
+        if not isinstance(model, TokenModel):
+            return simple_network(model, training.micro_batch_size, self.plan.tp)
         tp = self.vocabulary_tp or self.plan.tp
-        if isinstance(model, ArchitectureSpec):
-            vocab = padded_vocabulary(model.vocab_size, self.framework.conventions.vocabulary_multiple, tp)
-            inputs = tuple(
-                EncoderInput(stack.name, given.per_sample * training.micro_batch_size, input_tokens(stack, given),
-                             "all" if training.trainable == "lora" else given.frozen)
-                for stack, given in encoders_of(self.scenario)
-            )  # fmt: skip
-            shape = (training.micro_batch_size, training.sequence_length)
-            return layered_network(model, *shape, vocab, inputs, training.document_lengths)
-        if isinstance(model, TransformerSpec):
-            vocab = padded_vocabulary(model.vocab_size, self.framework.conventions.vocabulary_multiple, tp)
-            shape = (training.micro_batch_size, training.sequence_length)
-            return transformer_network(model, *shape, vocab, training.document_lengths)
-        return simple_network(model, training.micro_batch_size, self.plan.tp)
+        vocab = padded_vocabulary(model.vocab_size, self.framework.conventions.vocabulary_multiple, tp)
+        inputs = tuple(
+            EncoderInput(stack.name, given.per_sample * training.micro_batch_size, input_tokens(stack, given),
+                         "all" if training.trainable == "lora" else given.frozen)
+            for stack, given in encoders_of(self.scenario)
+        )  # fmt: skip
+        shape = (training.micro_batch_size, training.sequence_length)
+        return token_network(model, *shape, vocab, inputs, training.document_lengths)
 
     @cached_property
     def boundary_bytes(self) -> tuple[float, ...]:

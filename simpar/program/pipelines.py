@@ -25,8 +25,7 @@ class Pipelines:
         self.builder = ProgramBuilder(layout.scenario.name)
         self.zero = layout.plan.zero_stage
         self.data_parallel = layout.shares_state and layout.training.optimizer != "none"
-        unsharded_pipeline = schedule.num_ranks > 1 and layout.framework.data.fsdp_unsharded_with_pp
-        self.gather_always = self.zero == 3 and not unsharded_pipeline and self.data_parallel
+        self.gather_always = self.zero == 3 and schedule.num_ranks == 1 and self.data_parallel
         by_block = self.data_parallel and (self.gather_always or (self.zero == 2 and schedule.num_ranks == 1))
         self.reduce_always = by_block and not layout.defers_reduction
         self.reduces_beside = by_block or layout.overlap_grad_reduce

@@ -8,14 +8,11 @@ from simpar.schedules import Schedule
 
 def p2p_blocks(layout: Layout, schedule: Schedule) -> bool:
     """Whether a send holds the sender's compute stream (batched isend/irecv waited for between steps)."""
-    if layout.plan.overlap_p2p is not None:
-        return not layout.plan.overlap_p2p
-    spec = layout.framework
-    if schedule.splits_backward or schedule.replicas > 1:
-        return not spec.pipeline.overlap_p2p_zero_bubble
-    if len(schedule.stage_to_rank) > schedule.num_ranks:
-        return not spec.pipeline.overlap_p2p_interleaved
-    return spec.pipeline.p2p_blocking
+    kinds = {
+        "zero_bubble": schedule.splits_backward or schedule.replicas > 1,
+        "interleaved": len(schedule.stage_to_rank) > schedule.num_ranks,
+    }
+    return not layout.framework.overlaps_p2p(layout.plan.overlap_p2p, **kinds)
 
 
 def one_queue(layout: Layout) -> bool:

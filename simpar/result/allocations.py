@@ -12,7 +12,7 @@ from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.keys import BlockOp, Compute, Overlapped
 from simpar.parallel.layout import Layout
 from simpar.result.allocator import AllocatorPeak, AllocatorRules, Event, replay
-from simpar.result.requests import Pass, placeholders, rank_events, until_steady
+from simpar.result.requests import Pass, rank_events
 
 MAX_EVENTS: Final = 30_000
 """Past so many requests only what is saved is replayed, without what comes and goes within a pass."""
@@ -105,6 +105,3 @@ class Replays:
             return whole
         squeezed = self.peak(rank, room_bytes / (allocated * fragmentation))
         return whole if squeezed.out_of_memory else room_bytes
-
-
-__all__ = ["Pass", "Replays", "passes_of", "placeholders", "rank_events", "until_steady"]

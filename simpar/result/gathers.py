@@ -14,15 +14,15 @@ from simpar.parallel.optimizers import more_moments
 from simpar.result.stage_ends import STAGE_INPUT
 
 
-def stays_gathered(layout: Layout) -> bool:
-    """A fully sharded pipeline stage keeps its parameters gathered and accumulates gradients unsharded (torch FSDP2)."""
-    return layout.plan.pp > 1 and layout.framework.data.fsdp_unsharded_with_pp
+def fully_sharded(layout: Layout) -> bool:
+    """A rank holds a part of its weights, where no pipeline keeps them gathered."""
+    return layout.plan.zero_stage == 3 and layout.shares_state
 
 
 def rests_unsharded(layout: Layout) -> bool:
-    """A rank rests with gathered parameters and unsharded gradients; its shards of the gradients come as those go."""
-    resting = layout.plan.zero_stage == 3 and layout.shares_state and layout.training.optimizer != "none"
-    return resting and stays_gathered(layout)
+    """A rank rests with gathered parameters and unsharded gradients, as fully sharded pipeline stages do (torch FSDP2); its shards
+    of the gradients come as those go."""
+    return fully_sharded(layout) and layout.plan.pp > 1 and layout.training.optimizer != "none"
 
 
 def fsdp_buffers(layout: Layout, held: float, stages: Sequence[int]) -> float:
@@ -30,7 +30,7 @@ def fsdp_buffers(layout: Layout, held: float, stages: Sequence[int]) -> float:
     alone where only the last micro-batch reduces."""
     if layout.defers_reduction:
         return held * layout.state_bytes.reduce
-    if layout.plan.zero_stage < 3 or not layout.shares_state or not stays_gathered(layout):
+    if not fully_sharded(layout) or layout.plan.pp == 1:
         return 0.0
     resting = held * (layout.state_bytes.gather + layout.state_bytes.reduce)
     return resting + (whole_embedding_gradient(layout) if layout.embedding_stage in stages else 0.0)
@@ -105,8 +105,7 @@ class Gathers:
     @classmethod
     def of(cls, layout: Layout, blocks: Sequence[LocalBlock]) -> Gathers:
         """Of one stage; zeros where nothing is gathered per block."""
-        sharded = layout.plan.zero_stage == 3 and layout.shares_state and not stays_gathered(layout)
-        if not sharded or layout.training.optimizer == "none":
+        if not layout.gathers_by_layer:
             zeros = [0.0] * len(blocks)
             return cls(zeros, zeros, zeros)
         state, data = layout.state_bytes, layout.framework.data
@@ -161,8 +160,7 @@ def root_weights(layout: Layout, blocks: Sequence[LocalBlock]) -> list[float]:
 
 def held_inputs(layout: Layout, block: LocalBlock) -> float:
     """Bytes of a block's input that stay, and of its gradient that come, from its backward to the end of the model's."""
-    sharded = layout.plan.zero_stage == 3 and layout.shares_state and not stays_gathered(layout)
-    return held_by_frozen(layout, block) if sharded else 0.0
+    return held_by_frozen(layout, block) if fully_sharded(layout) and layout.plan.pp == 1 else 0.0
 
 
 def held_by_frozen(layout: Layout, block: LocalBlock) -> float:

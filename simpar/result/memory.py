@@ -385,6 +385,3 @@ def _timed_passes(layout: Layout, program: Program, timeline: Timeline, role: in
         for op in _in_order(program, timeline, role)
         for one in passes_of([program.price_keys[program.price[op]]], layout.stage_blocks)
     ]
-
-
-__all__ = ["CATEGORIES", "RankMemory", "block_bytes", "memory_over_time", "receive_buffers", "static_state"]

@@ -19,6 +19,7 @@ from simpar.parallel.local_layer import LocalLayer
 from simpar.result.allocator import HOST_AHEAD, HOST_WAITS, RECORDED, Event
 from simpar.result.gathers import (
     frozen_parameters,
+    fully_sharded,
     gathers_in_buffers,
     head_gradient_bytes,
     held_inputs,
@@ -161,10 +162,7 @@ class Sharded:
     def __init__(self, trace: Trace) -> None:
         layout = trace.layout
         self.trace, self.layout = trace, layout
-        spec, plan = layout.framework, layout.plan
-        sharded = plan.zero_stage == 3 and layout.shares_state
-        self.active = sharded and not (plan.pp > 1 and spec.data.fsdp_unsharded_with_pp)
-        self.unsharded = sharded and not self.active
+        self.active = fully_sharded(layout) and layout.plan.pp == 1
         self.gathered: dict[tuple[int, int], tuple[int, ...]] = {}
         self.resting: dict[tuple[int, int], list[int]] = {}
         self.reducing = -1

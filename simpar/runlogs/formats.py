@@ -34,14 +34,17 @@ PARSERS: Final[Registry[type[Parser]]] = Registry(
 )
 """Name -> reader of lines; where a log fits several, the first with steps counts."""
 WRITTEN_BY: Final[dict[str, tuple[str, ...]]] = {
-    "megatron": ("megatron-core", "megatron-bridge", "nemo", "megatron-deepspeed", "zero-bubble", "aa-scaling", "internevo"),
+    "megatron": (
+        "megatron-core", "megatron-bridge", "megatron-bridge-tuning", "nemo", "megatron-deepspeed", "zero-bubble", "aa-scaling",
+        "internevo",
+    ),
     "torchtitan": ("torchtitan", "torch-fsdp"),
     "nanotron": ("nanotron",),
     "deepspeed": ("deepspeed", "megatron-deepspeed", "transformers", "trl"),
     "maxtext": ("maxtext",),
     "lightning": ("nemo", "lit-gpt", "torch-fsdp", "deepspeed"),
     "transformers": ("transformers", "trl", "deepspeed", "torch-fsdp", "torchtune"),
-}
+}  # fmt: skip
 """Format -> frameworks of scenarios whose runs may have written it."""
 
 

@@ -123,7 +123,8 @@ ABILITIES: Final[dict[str, Ability]] = {
 ANY: Final = "any"
 """No framework's limits."""
 LAUNCHED_AS: Final = {
-    "nemo": "megatron-core", "megatron-bridge": "megatron-core", "trl": "transformers", "torchtune": "transformers",
+    "nemo": "megatron-core", "megatron-bridge": "megatron-core", "megatron-bridge-tuning": "megatron-core",
+    "trl": "transformers", "torchtune": "transformers",
 }  # fmt: skip
 """Frameworks that run what another one does, through its options."""
 

@@ -22,8 +22,9 @@ from simpar.program.program import FloatArray, IntArray, PriceTable, Program, St
 from simpar.program.shared import program_key, with_ranks
 from simpar.program.waits import optimizer_waits
 from simpar.result.accounting import account
-from simpar.result.allocations import Pass, Replays, passes_of
+from simpar.result.allocations import Replays, passes_of
 from simpar.result.memory import memory_over_time
+from simpar.result.requests import Pass
 from simpar.result.result import Result
 from simpar.schedules import Schedule
 from simpar.searching.choice import Choice
@@ -339,9 +340,8 @@ class Evaluation:
         state = replace(choice.state, overlap_grad_reduce=None, overlap_param_gather=None)
         outside = self.pricing.outside_bytes(choice.group)
         key = (replace(choice, group=group, variant=variant, state=state), allocated.tobytes(), outside)
-        if key not in self._needs:
-            self._needs[key] = self._device_bytes(choice, allocated)
-        return self._needs[key]
+        found = self._needs[key] = self._needs.get(key) or self._device_bytes(choice, allocated)
+        return found
 
     def _device_bytes(self, choice: Choice, allocated: FloatArray) -> float:
         step, layout = self.step(choice), self.pricing.layout(choice)

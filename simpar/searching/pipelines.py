@@ -133,12 +133,9 @@ class Pipelines:
 
     def blocking(self, pipeline: Pipeline, pp: int) -> bool:
         """Whether sends hold the compute stream; the rule of `program.waits.p2p_blocks`."""
-        if pipeline.overlap_p2p is not None:
-            return not pipeline.overlap_p2p
-        shape, spec = shape_of(pp, pipeline.virtual_stages, pipeline.schedule), self.pricing.framework
-        if shape.style != "full" or shape.replicas > 1:
-            return not spec.pipeline.overlap_p2p_zero_bubble
-        return not spec.pipeline.overlap_p2p_interleaved if shape.stages > pp else spec.pipeline.p2p_blocking
+        shape = shape_of(pp, pipeline.virtual_stages, pipeline.schedule)
+        kinds = {"zero_bubble": shape.style != "full" or shape.replicas > 1, "interleaved": shape.stages > pp}
+        return not self.pricing.framework.overlaps_p2p(pipeline.overlap_p2p, **kinds)
 
 
 __all__ = ["Pipelines"]

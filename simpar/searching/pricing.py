@@ -284,7 +284,7 @@ class Pricing:
 
     def stays_gathered(self, group: Group, state: State) -> bool:
         """Whether fully sharded weights rest gathered, with unsharded gradients, on the ranks of a pipeline."""
-        resting = group.pp > 1 and self.framework.data.fsdp_unsharded_with_pp and self.template.training.optimizer != "none"
+        resting = group.pp > 1 and self.template.training.optimizer != "none"
         return resting and state.zero_stage == 3 and group.dp * group.cp > 1
 
     def gathered(self, group: Group, variant: Variant, state: State) -> Gathered | None:

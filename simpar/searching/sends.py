@@ -12,8 +12,7 @@ from simpar.parallel.keys import Send
 from simpar.parallel.pipeline import boundary_bytes
 from simpar.parallel.traffic import send_collectives
 from simpar.program.program import FloatArray
-from simpar.result.memory import receive_buffers
-from simpar.result.stage_ends import outputs_stay
+from simpar.result.stage_ends import outputs_stay, receive_buffers
 from simpar.searching.blocks import B, F, I, W
 from simpar.searching.choice import Choice, Group, Offload, Pipeline, State, Variant
 from simpar.searching.memo import kept

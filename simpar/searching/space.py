@@ -327,7 +327,7 @@ class Space:
             if 3 in stages and group.pp == 1 and True in self._parameters_on_host(3):
                 yield State(3, None, True, True, True, offload_parameters=True)
             return
-        kept_gathered = group.pp > 1 and self._semantics.data.fsdp_unsharded_with_pp
+        kept_gathered = group.pp > 1
         for zero in stages:
             reshard = self.values("reshard_after_forward", flags) if zero == 3 and not kept_gathered else [True]
             always = (zero == 3 and not kept_gathered) or (zero == 2 and group.pp == 1)

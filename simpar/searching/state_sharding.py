@@ -158,7 +158,7 @@ class Traffic:
         """Of a layout; `gather`: parameters are gathered beside the forward."""
         zero = state.zero_stage
         data = (layout.data_ranks > 1 or state.offload_parameters) and layout.training.optimizer != "none"
-        always = data and zero == 3 and not (group.pp > 1 and layout.framework.data.fsdp_unsharded_with_pp)
+        always = data and zero == 3 and group.pp == 1
         start = data and not always and (zero == 3 or (zero >= 1 and gather))
         after = data and zero in (1, 2) and not gather
         by_block = data and (always or (zero == 2 and group.pp == 1))

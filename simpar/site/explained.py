@@ -14,7 +14,6 @@ from simpar.result.result import Result
 from simpar.site.causes import Job, Verdict, causes_of, diagnose
 from simpar.site.signs import Expected, Signs, signs_of
 from simpar.specs.counts import resolved_dp
-from simpar.specs.framework import framework
 from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario
 from simpar.step import simulate
@@ -95,8 +94,7 @@ def job_of(result: Result) -> Job:
     """What decides which causes a run of `result`'s scenario can have; simulates a few configurations one setting away."""
     layout, scenario = result.layout, result.layout.scenario
     plan, training = scenario.plan, scenario.training
-    blocking = plan.pp > 1 and framework(scenario.framework, scenario.framework_version).pipeline.p2p_blocking
-    passes = 2.0 * layout.num_microbatches * plan.virtual_stages if blocking else 0.0
+    passes = 2.0 * layout.num_microbatches * plan.virtual_stages if plan.pp > 1 else 0.0
     parts = result.breakdown
     moe = isinstance(scenario.model, TransformerSpec) and scenario.model.moe is not None and plan.ep > 1
     experts = parts.get("expert_matmul", 0.0) + parts.get("ep", 0.0) if moe else 0.0

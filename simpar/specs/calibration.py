@@ -18,7 +18,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
+
+from pydantic import AfterValidator
 
 from simpar.specs.base import Spec, read_toml, validate
 from simpar.specs.framework import FrameworkSpec, family_of
@@ -26,49 +28,75 @@ from simpar.specs.hardware import HardwareProfile
 
 FILE = Path(__file__).with_name("constants.toml")
 ANY: Final = "*"
-Name = Literal[
-    "compute",
-    "memory",
-    "communication",
-    "pass_s",
-    "step_s",
-    "expected_error",
-    "interval_up",
-    "interval_down",
-    "memory_error",
-    "expert_memory_error",
-    "kernels.odd_rows",
-    "kernels.unaligned_heads",
-    "host.layer_s",
-    "host.expert_layer_s",
-    "host.layer_slowdown",
-    "search.mesh_error",
-    "search.own_error",
-    "site.common",
-    "site.compute",
-    "site.memory",
-    "site.communication",
-    "site.host",
-    "site.kind",
-    "site.reach",
-    "site.layout_reach",
-    "site.residual",
-    "site.residual_spread",
-    "site.peak_memory",
-    "site.peak_memory_residual",
-]
-NEUTRAL: Final[dict[str, float]] = {
-    "compute": 1.0, "memory": 1.0, "communication": 1.0, "pass_s": 0.0, "step_s": 0.0, "expected_error": 0.0,
-    "interval_up": 1.0, "interval_down": 1.0, "memory_error": 0.07, "expert_memory_error": 0.07,
-    "kernels.odd_rows": 1.0, "kernels.unaligned_heads": 1.0, "host.layer_s": 0.5e-3, "host.expert_layer_s": 0.0,
-    "host.layer_slowdown": 2.6,
-    "search.mesh_error": 0.0, "search.own_error": 0.0,
-    "site.common": 0.0, "site.compute": 0.0, "site.memory": 0.0,
-    "site.communication": 0.0, "site.host": 0.0, "site.kind": 0.0, "site.reach": 1.0, "site.layout_reach": 1e6,
-    "site.residual": 0.0, "site.residual_spread": 0.0,
-    "site.peak_memory": 0.0, "site.peak_memory_residual": 0.0,
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a constant is, whatever its group.
+
+    Attributes:
+        neutral: the value that leaves it out.
+        bounds: least and most, over all nested groups together.
+        meaning: what it scales.
+    """
+
+    neutral: float
+    bounds: tuple[float, float]
+    meaning: str
+
+
+KNOWN: Final[dict[str, Known]] = {
+    "compute": Known(1.0, (0.8, 1.6),
+        "factor on seconds of matmuls and attention: clocks and power under sustained load, waiting for the slowest rank"),
+    "memory": Known(1.0, (0.8, 2.5),
+        "factor on seconds of memory-bound kernels and the optimizer: small kernels that an op list leaves out"),
+    "communication": Known(1.0, (0.7, 3.0),
+        "factor on seconds of collectives and sends: link efficiency under load, skewed arrival"),
+    "pass_s": Known(0.0, (0.0, 20e-3),
+        "host seconds that the device waits for per stage pass (a forward or a backward of one micro-batch)"),
+    "step_s": Known(0.0, (0.0, 1.0), "host seconds per step: data loading, logging, synchronisation"),
+    "expected_error": Known(0.0, (0.0, 1.0),
+        "median |predicted / measured - 1| of runs of sources left out of every fit: part of every interval"),
+    "interval_up": Known(1.0, (0.1, 10.0),
+        "factor on the upper half of a step's interval: a tenth of runs of sources that no fit has seen lie above it"),
+    "interval_down": Known(1.0, (0.1, 10.0), "the same of its lower half and those below"),
+    "memory_error": Known(0.07, (0.005, 1.0), "half-width of the 80 % interval of a peak of memory, as a logarithm"),
+    "expert_memory_error": Known(0.07, (0.005, 1.0),
+        "the same of a model with experts: what each rank gets is not known before it runs"),
+    "kernels.odd_rows": Known(1.0, (1.0, 5.0),
+        "factor on products whose rows start on 2 bytes, which asynchronous copies cannot load"),
+    "kernels.unaligned_heads": Known(1.0, (0.1, 1.0),
+        "factor on the rate of batched products over heads whose rows are not aligned to 16 bytes"),
+    "host.layer_s": Known(0.5e-3, (0.0, 5e-3),
+        "host seconds a layer and pass beside its launches: Megatron-LM of 2023-08, nanotron, transformers"),
+    "host.expert_layer_s": Known(0.0, (0.0, 10e-3),
+        "more of it in a forward that waits for the tokens of each expert (Host.expert_layer_cpu_s)"),
+    "host.layer_slowdown": Known(2.6, (0.5, 5.0),
+        "times that host.layer_s takes on Grace: Megatron-LM of 2026-01; 2.6 = as launches"),
+    "search.mesh_error": Known(0.0, (0.0, 0.3), "error that layouts of one mesh and micro-batch share (sd of a logarithm)"),
+    "search.own_error": Known(0.0, (0.0, 0.3), "error of one layout among those of its mesh (sd of a logarithm)"),
+    "site.common": Known(0.0, (0.0, 1.0),
+        "how much sources differ in one factor on everything that runs on the device (sd of its logarithm)"),
+    "site.compute": Known(0.0, (0.0, 1.0), "how much sources differ in their factor on compute beside that (sd of its logarithm)"),
+    "site.memory": Known(0.0, (0.0, 2.0),
+        "how much sources differ in their factor on memory-bound kernels beside that (sd of its logarithm)"),
+    "site.communication": Known(0.0, (0.0, 2.0),
+        "how much sources differ in their factor on communication beside that (sd of its logarithm)"),
+    "site.host": Known(0.0, (0.0, 2.0),
+        "how much sources differ in their factor on the host's time beside that (scale of its logarithm)"),
+    "site.kind": Known(0.0, (0.0, 20.0),
+        "how much runs of one source differ in one factor beside those, in units of the residual's scale"),
+    "site.reach": Known(1.0, (0.1, 1e3),
+        "doublings between two jobs of one source (size, sequence, batch, GPUs) over which they stop being alike"),
+    "site.layout_reach": Known(1e6, (0.1, 1e6),
+        "doublings between two layouts (tp, cp, pp, micro-batch) over which they stop being alike"),
+    "site.residual": Known(0.0, (0.0, 0.5),
+        "scale of log(measured / predicted) between runs of one source, once its factors are right"),
+    "site.residual_spread": Known(0.0, (0.0, 2.0), "how much sources differ in that scale (sd of its logarithm)"),
+    "site.peak_memory": Known(0.0, (0.0, 1.0), "how much sources differ in log(measured / predicted) of peak memory (sd)"),
+    "site.peak_memory_residual": Known(0.0, (0.0, 1.0), "log(measured / predicted) of peak memory between runs of one source (sd)"),
 }  # fmt: skip
-"""Constant -> the value that leaves it out."""
+"""Every constant that there can be."""
 FACTORS: Final = ("compute", "memory", "communication")
 SECONDS: Final = ("pass_s", "step_s")
 SITE_FACTORS: Final = (*FACTORS, "host")
@@ -77,57 +105,19 @@ WIDTHS: Final = ("expected_error", "interval_up", "interval_down", "memory_error
 """Of these the narrowest group's holds, not the product of all."""
 UNFAMILIAR: Final = "unfamiliar"
 """The family whose interval factors hold for frameworks that no published run of the fits had."""
-MEANING: Final[dict[str, str]] = {
-    "compute": "factor on seconds of matmuls and attention: clocks and power under sustained load, waiting for the slowest rank",
-    "memory": "factor on seconds of memory-bound kernels and the optimizer: small kernels that an op list leaves out",
-    "communication": "factor on seconds of collectives and sends: link efficiency under load, skewed arrival",
-    "pass_s": "host seconds that the device waits for per stage pass (a forward or a backward of one micro-batch)",
-    "step_s": "host seconds per step: data loading, logging, synchronisation",
-    "expected_error": "median |predicted / measured - 1| of runs of sources left out of every fit: part of every interval",
-    "interval_up": "factor on the upper half of a step's interval: a tenth of runs of sources that no fit has seen lie above it",
-    "interval_down": "the same of its lower half and those below",
-    "memory_error": "half-width of the 80 % interval of a peak of memory, as a logarithm",
-    "expert_memory_error": "the same of a model with experts: what each rank gets is not known before it runs",
-    "kernels.odd_rows": "factor on products whose rows start on 2 bytes, which asynchronous copies cannot load",
-    "kernels.unaligned_heads": "factor on the rate of batched products over heads whose rows are not aligned to 16 bytes",
-    "host.layer_s": "host seconds a layer and pass beside its launches: Megatron-LM of 2023-08, nanotron, transformers",
-    "host.expert_layer_s": "more of it in a forward that waits for the tokens of each expert (Host.expert_layer_cpu_s)",
-    "host.layer_slowdown": "times that host.layer_s takes on Grace: Megatron-LM of 2026-01; 2.6 = as launches",
-    "search.mesh_error": "error that layouts of one mesh and micro-batch share (sd of a logarithm)",
-    "search.own_error": "error of one layout among those of its mesh (sd of a logarithm)",
-    "site.common": "how much sources differ in one factor on everything that runs on the device (sd of its logarithm)",
-    "site.compute": "how much sources differ in their factor on compute beside that (sd of its logarithm)",
-    "site.memory": "how much sources differ in their factor on memory-bound kernels beside that (sd of its logarithm)",
-    "site.communication": "how much sources differ in their factor on communication beside that (sd of its logarithm)",
-    "site.host": "how much sources differ in their factor on the host's time beside that (scale of its logarithm)",
-    "site.kind": "how much runs of one source differ in one factor beside those, in units of the residual's scale",
-    "site.reach": "doublings between two jobs of one source (size, sequence, batch, GPUs) over which they stop being alike",
-    "site.layout_reach": "doublings between two layouts (tp, cp, pp, micro-batch) over which they stop being alike",
-    "site.residual": "scale of log(measured / predicted) between runs of one source, once its factors are right",
-    "site.residual_spread": "how much sources differ in that scale (sd of its logarithm)",
-    "site.peak_memory": "how much sources differ in log(measured / predicted) of peak memory (sd)",
-    "site.peak_memory_residual": "log(measured / predicted) of peak memory between runs of one source (sd)",
-}
-BOUNDS: Final[dict[str, tuple[float, float]]] = {
-    "compute": (0.8, 1.6), "memory": (0.8, 2.5), "communication": (0.7, 3.0), "pass_s": (0.0, 20e-3), "step_s": (0.0, 1.0),
-    "expected_error": (0.0, 1.0), "interval_up": (0.1, 10.0), "interval_down": (0.1, 10.0),
-    "memory_error": (0.005, 1.0), "expert_memory_error": (0.005, 1.0), "kernels.odd_rows": (1.0, 5.0),
-    "kernels.unaligned_heads": (0.1, 1.0),
-    "host.layer_s": (0.0, 5e-3), "host.expert_layer_s": (0.0, 10e-3), "host.layer_slowdown": (0.5, 5.0),
-    "search.mesh_error": (0.0, 0.3), "search.own_error": (0.0, 0.3),
-    "site.common": (0.0, 1.0), "site.compute": (0.0, 1.0), "site.memory": (0.0, 2.0), "site.communication": (0.0, 2.0),
-    "site.host": (0.0, 2.0), "site.kind": (0.0, 20.0), "site.reach": (0.1, 1e3), "site.layout_reach": (0.1, 1e6),
-    "site.residual": (0.0, 0.5), "site.residual_spread": (0.0, 2.0), "site.peak_memory": (0.0, 1.0),
-    "site.peak_memory_residual": (0.0, 1.0),
-}  # fmt: skip
-"""Least and most of each constant, over all nested groups together."""
+
+
+def _known(name: str) -> str:
+    if name not in KNOWN:
+        raise ValueError(f"no such constant; known: {', '.join(KNOWN)}")
+    return name
 
 
 class Constant(Spec):
     """One fitted number.
 
     Attributes:
-        name: what it scales, a key of `MEANING`.
+        name: what it scales, a key of `KNOWN`.
         family, architecture: the runs that it holds for; "*" = any.
         architectures: those that enough sources of the group ran on; it holds on no other. Empty = on all.
         not_for: families that it does not hold for, as it does not help their left-out sources.
@@ -140,7 +130,7 @@ class Constant(Spec):
             fitted, so that these runs are no evidence for it).
     """
 
-    name: Name
+    name: Annotated[str, AfterValidator(_known)]
     family: str = ANY
     architecture: str = ANY
     architectures: tuple[str, ...] = ()
@@ -155,7 +145,7 @@ class Constant(Spec):
     @property
     def neutral(self) -> float:
         """The value that leaves it out."""
-        return NEUTRAL[self.name]
+        return KNOWN[self.name].neutral
 
     @property
     def group(self) -> str:
@@ -172,7 +162,7 @@ class Constant(Spec):
     def as_json(self) -> dict[str, object]:
         """The object that `simpar constants --json` prints."""
         shown = ("value", "neutral", "rows", "gain", "gain_se", "status")
-        return {"name": self.name, "group": self.group, "sources": list(self.sources), "meaning": MEANING[self.name]} | {
+        return {"name": self.name, "group": self.group, "sources": list(self.sources), "meaning": KNOWN[self.name].meaning} | {
             key: getattr(self, key) for key in shown
         }
 
@@ -211,7 +201,7 @@ class ConstantsFile(Spec):
 
 @dataclass(frozen=True, slots=True)
 class RunCalibration:
-    """The constants in force for one framework on one architecture: factors, seconds, and the widths of intervals, see `MEANING`;
+    """The constants in force for one framework on one architecture: factors, seconds, and the widths of intervals, see `KNOWN`;
     `host`, on what the framework's host code takes, is a site's alone."""
 
     compute: float = 1.0
@@ -241,7 +231,7 @@ def constants() -> tuple[Constant, ...]:
     return read_constants(FILE)
 
 
-def registered(name: Name) -> float:
+def registered(name: str) -> float:
     """The value of a number of the registry that has one entry, for all groups."""
     (found,) = (entry.value for entry in constants() if entry.name == name)
     return found
@@ -285,7 +275,7 @@ def in_force() -> tuple[Constant, ...]:
 
 
 def calibration_for(framework: str, architecture: str) -> RunCalibration:
-    """The run-level constants of a framework on a GPU architecture: nested groups combined and kept within `BOUNDS`.
+    """The run-level constants of a framework on a GPU architecture: nested groups combined and kept within their bounds.
 
     A width (`WIDTHS`) is that of the narrowest group that has one; on an architecture that no group has seen, the largest of all.
     The interval of a family that no group names, or none on this architecture, is at least that of `UNFAMILIAR` ones, and that of
@@ -314,7 +304,7 @@ def _shipped(family: str, architecture: str) -> RunCalibration:
 
 @lru_cache(maxsize=512)
 def _combined(entries: tuple[Constant, ...], family: str, architecture: str) -> RunCalibration:
-    found = {name: NEUTRAL[name] for name in (*FACTORS, *SECONDS)}
+    found = {name: KNOWN[name].neutral for name in (*FACTORS, *SECONDS)}
     for entry in entries:
         if not entry.holds(family, architecture):
             continue
@@ -322,9 +312,15 @@ def _combined(entries: tuple[Constant, ...], family: str, architecture: str) -> 
             found[entry.name] *= entry.value
         elif entry.name in SECONDS:
             found[entry.name] += entry.value
-    clipped = {name: min(max(value, BOUNDS[name][0]), BOUNDS[name][1]) for name, value in found.items()}
+    clipped = {name: within(name, value) for name, value in found.items()}
     widths = {name: _width(entries, name, family, architecture) for name in WIDTHS}
     return RunCalibration(**clipped, **widths)
+
+
+def within(name: str, value: float) -> float:
+    """`value` of a constant kept within its bounds."""
+    low, high = KNOWN[name].bounds
+    return min(max(value, low), high)
 
 
 def _width(entries: tuple[Constant, ...], name: str, family: str, architecture: str) -> float:
@@ -332,7 +328,7 @@ def _width(entries: tuple[Constant, ...], name: str, family: str, architecture: 
     alike = [entry for entry in entries if entry.name == name]
     here = [entry for entry in alike if entry.holds(family, architecture)]
     if not here:
-        return max((entry.value for entry in alike), default=NEUTRAL[name])
+        return max((entry.value for entry in alike), default=KNOWN[name].neutral)
     narrowest = max(here, key=lambda e: sum(key != ANY for key in (e.family, e.architecture)))
     if narrowest.family == family:
         return narrowest.value
@@ -359,4 +355,4 @@ def leave_out(names: Iterable[str]) -> None:
 def constant(name: str) -> float:
     """A property of kernels, the same for every run and in every context: prices of kernels are remembered."""
     known = () if name in _LEFT_OUT else constants()
-    return next((entry.value for entry in known if entry.name == name), NEUTRAL[name])
+    return next((entry.value for entry in known if entry.name == name), KNOWN[name].neutral)

@@ -63,6 +63,12 @@ class FrameworkSpec:
         size = max(self.data.bucket_elements_min, self.data.bucket_elements_per_rank * data_ranks)
         return size or float("inf")
 
+    def overlaps_p2p(self, chosen: bool | None, *, zero_bubble: bool, interleaved: bool) -> bool:
+        """Whether sends run beside compute: as the plan has it (`chosen`), else by the kind of schedule."""
+        own = self.pipeline
+        default = own.overlap_p2p_zero_bubble if zero_bubble else interleaved and own.overlap_p2p_interleaved
+        return default if chosen is None else chosen
+
     def changed(self, changes: dict[str, Any], *, policy: str = "changed", source: str = "") -> FrameworkSpec:
         """This framework with `changes` (field of any policy -> value); every policy touched takes their name and source."""
         touched: dict[str, dict[str, Any]] = {}

@@ -270,7 +270,6 @@ class DataParallel(Policy):
         fsdp_reduce_copy_bytes: the same per gradient of putting it into the buffer that is reduced.
         fsdp_reduce_input_stays: the input of a group's reduction belongs to the compute stream and is held until the next group
             reduces (torch FSDP2); False: a buffer of the reduction's own stream that goes with it.
-        fsdp_unsharded_with_pp: under pipeline parallelism parameters stay gathered and gradients accumulate unsharded.
         fsdp_defers_reduction: default; micro-batches but the last of a step add whole gradients, in the dtype they are reduced in
             (no_sync), and the last alone reduces them.
         fsdp_root: of which models embedding, last norm and head are one group, gathered from the begin of a forward to the end of
@@ -299,7 +298,6 @@ class DataParallel(Policy):
     fsdp_gather_copy_bytes: float = 0.0
     fsdp_reduce_copy_bytes: float = 0.0
     fsdp_reduce_input_stays: bool = False
-    fsdp_unsharded_with_pp: bool = True
     fsdp_defers_reduction: bool = False
     fsdp_root: Literal["all", "tied", "none"] = "none"
     fsdp_frozen_holds_inputs: bool = False
@@ -326,8 +324,8 @@ class Pipeline(Policy):
             cost with the head counted (layer_split.py); "ends" the rounded-up share in between, what is left on the first and
             last (with DualPipe on one rank).
         zero_stage_with_pp: the highest stage that its pipeline engine composes with.
-        p2p_blocking: non-interleaved schedules wait for batched sends and receives between compute steps.
-        overlap_p2p_interleaved: with virtual stages sends are asynchronous.
+        overlap_p2p_interleaved: with virtual stages sends are asynchronous; without, compute steps wait for batched sends and
+            receives between them.
         overlap_p2p_zero_bubble: zero-bubble style runtimes post receives early.
         receives_block_host: the host waits for what another pipeline stage sends (it reads the shape first), so that it runs ahead
             of the device only where nothing is received: on the first stage's forwards in a row.
@@ -345,7 +343,6 @@ class Pipeline(Policy):
     schedule: str = "1f1b"
     layer_rounding: Literal["front", "last", "fill", "cost", "ends"] = "front"
     zero_stage_with_pp: int = 3
-    p2p_blocking: bool = True
     overlap_p2p_interleaved: bool = True
     overlap_p2p_zero_bubble: bool = True
     receives_block_host: bool = False
@@ -371,6 +368,7 @@ class Conventions(Policy):
             --make-vocab-size-divisible-by); 0: what does not divide over the ranks is left out.
         rank_order: dimensions of the ranks, the fastest first, where a published run does not say; "" = the plan's default.
         ep_dispatcher: how tokens reach their experts where a published run does not say.
+        graphed_exchange: the same where graphs hold whole iterations, then beside computation; "" = as elsewhere.
         balances_in_turn: a forced balance deals experts in turn, so that a token's are consecutive; False: at random.
         only_cp_style: the one style of context parallelism there is, whatever a run calls it; "" = as the run says.
         adapter_cp_style: context parallelism of fine-tuning with low-rank adapters, of runs that do not say theirs.
@@ -390,6 +388,7 @@ class Conventions(Policy):
     vocabulary_multiple: int = 1
     rank_order: str = ""
     ep_dispatcher: Literal["alltoall", "deepep", "hybridep"] = "alltoall"
+    graphed_exchange: Literal["", "deepep", "hybridep"] = ""
     balances_in_turn: bool = False
     only_cp_style: Literal["", "ring", "all_gather", "ulysses"] = ""
     adapter_cp_style: Literal["ring", "ulysses"] = "ring"

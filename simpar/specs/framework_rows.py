@@ -62,6 +62,7 @@ _MEGATRON: Final = (
             "attention": (("", "fa2"),), "zero_stage_default": 1, "overlap_grad_reduce": True, "reduces_together": True,
             "bucket_elements_min": 40e6, "bucket_elements_per_rank": 1e6, "overlap_p2p_interleaved": True,
             "optimizer_traffic_bytes": 34.0, "overlap_p2p_zero_bubble": True, "layer_cpu_s": 1.7e-3, "expert_layer_cpu_s": 4.4e-3,
+            "document_loops": True,
             "weight_gradients": "each", "fp8_weight_cache": True,
             "engine_workspace_bytes": (("", 4 * MiB), ("hopper", 32 * MiB), ("blackwell", 32 * MiB)),
         },
@@ -158,9 +159,18 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
                 "beside the gradient"),
             Row((2025, 11), {"logits_fp32_copies": 0.0},
                 "Megatron-Bridge PR 1154: recipes ask for TransformerEngine's loss, as the performance scripts did"),
-            Row((2026, 6), {"fused_operations": ("experts", "nvfp4")},
-                "Megatron-Bridge perf_recipes (deepseek, gpt_oss, qwen, nemotronh): use_transformer_engine_op_fuser where graphs "
-                "hold whole iterations of mixtures of experts; llama31_8b in nvfp4 likewise, the recipe of MLPerf Training v6.0"),
+            Row((2026, 6), {"fused_operations": ("experts", "nvfp4"), "graphed_exchange": "hybridep"},
+                "Megatron-Bridge perf_recipes (deepseek, gpt_oss, qwen, nemotronh): use_transformer_engine_op_fuser, HybridEP and "
+                "overlap_moe_expert_parallel_comm where graphs hold whole iterations of mixtures of experts; llama31_8b in nvfp4 "
+                "with the fuser likewise, the recipe of MLPerf Training v6.0"),
+        ),
+    ),
+    "megatron-bridge-tuning": (
+        "megatron-bridge",
+        (
+            Row((2025, 9), {"fused_rope": False},
+                "Megatron-Bridge recipes beside perf_recipes leave apply_rope_fusion as Megatron-LM has it, off, but of Llama, "
+                "Nemotron and hybrids (models/llama/llama_bridge.py, nemotron_bridge.py, hybrid_provider.py)"),
         ),
     ),
     "megatron-deepspeed": (

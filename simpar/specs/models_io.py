@@ -35,18 +35,35 @@ def table_names() -> list[str]:
     return sorted(path.stem for path in _PRESETS.glob("*.toml"))
 
 
+def _plain(text: str) -> str:
+    """A name of a model in the spelling of presets."""
+    plain = re.sub(r"[\s_]+", "-", text.lower()).replace("gpt-3", "gpt3")
+    plain = re.sub(r"(?<=[a-z])v(?=\d)", "-v", plain)
+    plain = re.sub(r"(?<![a-z])llama-(?=\d)", "llama", plain)
+    return re.sub(r"llama3(?:\.[03])?-(?=8b|70b)", "llama3.1-", plain)  # of the same shapes
+
+
 def preset_called(text: str) -> str | None:
     """The shipped model that a name or path means: "meta-llama/Llama-3.1-8B-Instruct", "llama3.1_70B.yaml"; none where no shape of
     a shipped one is meant. What comes behind a size (-Instruct, a date, a precision) does not change shapes."""
-    plain = re.sub(r"\.(ya?ml|json)$", "", text.rstrip("/").rpartition("/")[2].lower())
-    plain = re.sub(r"[\s_]+", "-", plain).removeprefix("meta-").removeprefix("nvidia-")
-    plain = re.sub(r"^llama-(\d)", r"llama\1", plain).replace("gpt-3", "gpt3")
-    plain = re.sub(r"^llama3(?:\.3)?-(8b|70b)", r"llama3.1-\1", plain)  # of the same shapes
+    plain = _plain(re.sub(r"\.(ya?ml|json)$", "", text.rstrip("/").rpartition("/")[2].lower()))
+    plain = plain.removeprefix("meta-").removeprefix("nvidia-")
     tuned = r"-(instruct|base|chat|hf|pretrain|it|thinking|exp|bf16|fp8)(?=-|$)"
     cut = re.sub(tuned + ".*$", "", plain)
     known = {re.sub(r"[^a-z0-9.]", "", n.lower()): n for n in model_names()}
     meant = (plain, re.sub(tuned, "", plain), cut, re.sub(r"-(v\d\.\d|\d{4})$", "", cut))
     return next((known[name] for one in meant if (name := re.sub(r"[^a-z0-9.]", "", one)) in known), None)
+
+
+def preset_described(text: str) -> str | None:
+    """The shipped model of which a description speaks: the longest name in it ("Llama 3.1 405B proxy, 8 layers"), else the only one
+    that begins with it ("Nemotron_3_Nano"); it may be cut in depth."""
+    plain = _plain(text)
+    found = [name for name in model_names() if re.search(rf"(?<![a-z0-9.]){re.escape(name)}(?![a-z0-9.])", plain)]
+    if not found and re.search(r"[a-z].*\d", plain):
+        begun = [name for name in model_names() if name.startswith(f"{plain}-")]
+        return begun[0] if len(begun) == 1 else None
+    return max(found, key=len, default=None)
 
 
 def load_model(name_or_path: str, base: Path | None = None, *, approximate: bool = False) -> AnyModel:

@@ -18,7 +18,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from simpar.errors import InputError, Violation
 from simpar.specs.base import Spec, read_toml, validate
-from simpar.specs.calibration import NEUTRAL, SECONDS, SITE_FACTORS, RunCalibration
+from simpar.specs.calibration import KNOWN, SECONDS, SITE_FACTORS, RunCalibration
 from simpar.specs.kinds import Kind, Reach, interpolated
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Site(Spec):
     """Of the factor of a kind that is like none of these, whose median is 1."""
     reach: Annotated[float, Field(gt=0)] = 1.0
     """Doublings between two jobs over which their likeness falls to 1/e (`simpar.specs.kinds`)."""
-    layout_reach: Annotated[float, Field(gt=0)] = NEUTRAL["site.layout_reach"]
+    layout_reach: Annotated[float, Field(gt=0)] = KNOWN["site.layout_reach"].neutral
     """Doublings between two layouts over which it does."""
     covariance: Covariance | None = None
     """Of the logarithms of the four factors, in that order, then of the kinds'."""
@@ -149,7 +149,7 @@ class Site(Spec):
         """What it says of jobs whatever their layouts, for what compares layouts: each job's own factor is the mean of its kinds',
         and what layouts differ by beside it joins the residual."""
         jobs = list(dict.fromkeys(each.kind.job for each in self.kinds))
-        neutral = {"layout_reach": NEUTRAL["site.layout_reach"]}
+        neutral = {"layout_reach": KNOWN["site.layout_reach"].neutral}
         if self.covariance is None or jobs == [each.kind for each in self.kinds] == [each.kind.job for each in self.kinds]:
             return self.model_copy(update=neutral)
         same = np.array([[float(each.kind.job == job) for each in self.kinds] for job in jobs])

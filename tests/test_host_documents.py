@@ -1,0 +1,65 @@
+"""Host time of what goes through packed documents one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simpar.costs.host import REORDERED, ROTATED, launch_seconds
+from simpar.costs.pricer import LayoutPricer
+from simpar.evidence.row_framework import framework_of
+from simpar.parallel.layout import Layout
+from simpar.specs.scenario import make_scenario
+from simpar.step import cost_models
+
+
+def launched(framework: str, phase: str, *, document: int = 0, **plan: Any) -> float:
+    """Host seconds of a layer of Qwen3-8B on a sequence of 8192 tokens."""
+    chosen = make_scenario({
+        "model": "qwen3-8b", "framework": framework, "framework_version": "2025-12",
+        "cluster": {"hardware": "dgx-h100", "num_nodes": 1}, "plan": {"tp": 2, **plan},
+        "training": {"sequence_length": 8192, "global_batch_size": 8, "document_lengths": (document,) if document else ()},
+    })  # fmt: skip
+    layout = Layout.of(chosen, 1)
+    pricer = LayoutPricer(layout, *cost_models(chosen, layout.hardware))
+    return launch_seconds(pricer.layout, pricer.block(layout.stage_blocks[0][1], phase), phase)
+
+
+def more(framework: str, phase: str, **plan: Any) -> float:
+    """Seconds that each of 16 documents adds."""
+    return (launched(framework, phase, document=512, **plan) - launched(framework, phase, **plan)) / 16
+
+
+def test_an_unfused_rotary_embedding_turns_documents_one_by_one() -> None:
+    forward, backward = 2 * ROTATED["F"] * 9e-6, 2 * ROTATED["B"] * 6e-6
+    assert more("megatron-bridge-tuning", "F") == pytest.approx(forward)
+    assert more("megatron-bridge-tuning", "B") == pytest.approx(backward)
+    assert more("megatron-bridge-tuning", "B", recompute="full") == pytest.approx(forward + backward)
+    assert more("megatron-bridge-tuning", "F", cp=2) == pytest.approx(forward)
+
+
+@pytest.mark.parametrize("phase", ["F", "B"])
+def test_a_fused_one_does_not(phase: str) -> None:
+    assert more("megatron-bridge", phase) == more("torchtitan", phase) == pytest.approx(0.0)
+    assert more("megatron-bridge", phase, cp=2) == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("cp", [2, 4])
+@pytest.mark.parametrize("phase", ["F", "B"])
+def test_splitting_heads_by_all_to_all_puts_chunks_of_documents_in_order(phase: str, cp: int) -> None:
+    assert more("megatron-core", phase, cp=cp, cp_style="ulysses") == pytest.approx(2 * cp * REORDERED[phase] * 9e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"task": "sft"}, "megatron-bridge-tuning"),
+        ({"task": "lora"}, "megatron-bridge-tuning"),
+        ({"task": "pretrain"}, "megatron-bridge"),
+        ({"task": "sft", "model_name": "Llama-3.1-8B"}, "megatron-bridge"),
+        ({"task": "sft", "framework": "NeMo"}, "nemo"),
+    ],
+)
+def test_which_runs_have_it_unfused(changes: dict[str, str], name: str) -> None:
+    assert framework_of({"model_name": "Qwen3-8B", "framework": "Megatron-Bridge", **changes})[0] == name
