@@ -111,6 +111,10 @@ class Trace:
         if index == len(self.layout.stage_blocks[stage]) - 1:
             ids[_OUTPUT] = self.ask(kept_outputs(self.layout, stage))
             self.outputs.append(self.ask(last_outputs(self.layout, self.layout.stage_blocks[stage][index])))
+            if self.layout.framework.pipeline.last_outputs == "one" and self.outputs[-1] >= 0:
+                for before in self.outputs[:-1]:
+                    self.free(before)
+                del self.outputs[:-1]
         self.flying.setdefault((stage, index), deque()).append(ids)
 
     def backward(self, stage: int, index: int, *, late: bool) -> None:

@@ -338,7 +338,8 @@ class Pipeline(Policy):
             whole graph until the weight gradient.
         keeps_stage_outputs: every stage output is held until its backward (DeepSpeed; Megatron before deallocate_pipeline_outputs).
         frees_stage_inputs: the input of a pipeline stage is given back after its forward, what its first norm saves of it too.
-        keeps_last_outputs: the logits of every micro-batch stay to the end of the step (torch.distributed.pipelining).
+        last_outputs: 16-bit logits that stay to the end of the step: of "all" micro-batches (torch.distributed.pipelining), of
+            "one" (the same with return_outputs=False: its loop names the last), or "none".
         receive_buffers_per_microbatch: every micro-batch has receive buffers of its own, made before the first (the same).
     """
 
@@ -353,7 +354,7 @@ class Pipeline(Policy):
     input_gradient_releases: bool = True
     keeps_stage_outputs: bool = False
     frees_stage_inputs: bool = False
-    keeps_last_outputs: bool = False
+    last_outputs: Literal["none", "one", "all"] = "none"
     receive_buffers_per_microbatch: bool = False
 
 

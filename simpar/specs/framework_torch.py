@@ -63,7 +63,7 @@ TORCHTITAN: Final = (
         {**TORCH, "fused_norm": False, "repeats_keys": True, "saves_gathered_input": True, "rank_major_gathers": True,
          "zero_stage_default": 3, "parameter_bytes": 0.0, "recompute_default": "selective", "fsdp_root": "all",
          "fsdp_reduce_input_stays": True, "optimizer_traffic_bytes": 32.0, "logits_fp32_copies_parallel": 3.5,
-         "torch_ring": True, "keeps_stage_outputs": True, "keeps_last_outputs": True, "receive_buffers_per_microbatch": True,
+         "torch_ring": True, "keeps_stage_outputs": True, "last_outputs": "all", "receive_buffers_per_microbatch": True,
          "whole_embedding_gradient": True, "value_views": True, "expert_output_fp32": True, "separate_casts": True,
          "only_cp_style": "all_gather", "selective_recompute": ("op",), "microbatch_per_stage": True,
          "sequence_parallel_default": True, "gradient_adds": "pipelines", "fsdp_gather_copy_bytes": 4.0,
@@ -110,6 +110,9 @@ TORCHTITAN: Final = (
     Row((2025, 10), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn")), "fused_norm": True},
         "torchtitan models/attention.py (PR 1776): cuDNN first everywhere; torch 2.9 has RMSNorm as one kernel (PR 153666), "
         "before that nn.RMSNorm and torchtitan's own are chains in fp32"),
+    Row((2025, 11), {"last_outputs": "one"},
+        "torchtitan PR 1922 (2025-10-22): schedules are stepped with return_outputs=False (torch PR 165822), so that an "
+        "output of the last stage goes with its micro-batch, but for that which a variable of torch's loop holds"),
     Row((2025, 12), {"unlisted_attention": ()},
         "torchtitan PR 2095: until then the list of per-op selective checkpointing had torch's flash and efficient attention, "
         "not cuDNN's"),
@@ -153,11 +156,12 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
     "olmo-core": (
         "torchtitan",
         (Row((2024, 9),
-             {"recompute_default": "none", "logits_fp32_copies_compiled": 1.0,
+             {"recompute_default": "none", "loss": "unfused", "logits_fp32_copies_compiled": 1.0, "last_outputs": "all",
               "loss_work": (*LOSS_WORK[:2], ("compiled", "cross_entropy", 8.0, 10.0))},
              "OLMo-core train/trainer.py (075a36a13): compile_loss in all its scripts; the logits but those of the last token are "
              "copied (contiguous) before the loss, whose gradient goes back into zeros of all of them; z-loss in the same graph; "
-             "nn/transformer/config.py: no checkpointing unless asked for"),),
+             "nn/transformer/config.py: no checkpointing unless asked for; distributed/parallel/pipeline_parallel.py steps torch's "
+             "schedule as it is, which keeps the last outputs"),),
     ),
     "nemo-automodel": (
         "torchtitan",
@@ -166,7 +170,7 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
               "value_views": False, "expert_output_fp32": False, "fsdp_root": "tied", "pure_bf16": True,
               "fsdp_defers_reduction": True, "recompute_default": "none", "selective_recompute": ("core_attn",),
               "recompute_stops_early": True, "microbatch_per_stage": False, "sequence_parallel_default": False,
-              "torch_ring": False, "only_cp_style": "", "loss": "unfused", "logits_fp32_copies": 2.5,
+              "last_outputs": "all", "torch_ring": False, "only_cp_style": "", "loss": "unfused", "logits_fp32_copies": 2.5,
               "logits_fp32_copies_compiled": None, "ep_dispatcher": "deepep", "optimizer_kernel": "foreach",
               "optimizer_traffic_bytes": 46.0, "unlisted_attention": (), "adapters": "each",
               "attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn"))},
@@ -176,7 +180,8 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              "dealing experts in turn, activations under torch.compile), loss/masked_ce.py (torch's cross-entropy of fp32 "
              "logits); models are made in the dtype of their file, bf16, and torch.optim.Adam without options runs in lists of "
              "operations (23 16-bit accesses a weight); norm, linear layers and attention are TransformerEngine's in the "
-             "benchmarked configurations"),
+             "benchmarked configurations; distributed/pipelining/autopipeline.py: schedule.step as it is, which keeps the last "
+             "outputs"),
          Row((2026, 1), {"fused_rope": True}, "AutoModel PR 897: TransformerEngine's fused rotary embedding"),
          Row((2026, 8), {"fused_rope": False}, "components/models/common/utils.py: rope_fusion is switched off for now")),
     ),
