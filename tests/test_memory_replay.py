@@ -185,6 +185,12 @@ def test_a_replay_takes_milliseconds() -> None:
     assert sorted(spent)[2] < 0.06
 
 
+def test_attention_in_fp32_is_asked_for_as_it_is_counted() -> None:
+    result = result_of({"framework": "plain", "dp": 8}, attention_kernel="unfused", sequence_length=2048)
+    (memory,) = result.memory
+    assert replay(events_of(result, 0)).allocated_bytes == pytest.approx(memory.allocated_bytes, rel=0.015)
+
+
 @pytest.mark.parametrize(("framework", "version", "every"), [
     ("torchtitan", "2025-10", True), ("torchtitan", "2025-11", False), ("nemo-automodel", "2026-01", True),
     ("olmo-core", "2026-01", True),

@@ -133,6 +133,8 @@ def _attention(layer: Layer, node: Attention, plan: KernelPlan) -> Kernel:
         keeps[2] = Kept(node.inputs[2], _viewed(layer, node.inputs[2], node.value_dim), HALF)
     keeps.append(_keep(layer, out))
     rows, fused = (node.batch, node.queries, node.heads), plan.beyond(layer.size(node.head_dim)) != "unfused"
+    if not fused and plan.library.unfused_attention_fp32 and plan.element == HALF:
+        return Kernel(node, launches=4, keeps=(*_kept_in_fp32(layer, node, path), _keep(layer, out)))
     if fused:
         keeps.append(Kept(f"{path}/lse", rows, 4.0))
     else:
@@ -148,6 +150,17 @@ def _attention(layer: Layer, node: Attention, plan: KernelPlan) -> Kernel:
     if plan.output_copies:
         keeps.append(Kept(f"{path}/out_copies", layer.tensor[out].axes, 2 * plan.output_copies))
     return Kernel(node, launches=1 if fused else 4, keeps=tuple(keeps))
+
+
+def _kept_in_fp32(layer: Layer, node: Attention, path: str) -> tuple[Kept, ...]:
+    """What torch's own attention keeps of 16-bit inputs (aten/native/transformers/attention.cpp): in fp32 queries and keys times
+    the scale, values, keys and values for every query head, and the softmax output."""
+    rows, keys = (node.batch, node.queries, node.heads), layer.size(node.keys)
+    wide = keys / layer.size(node.queries) * 4.0
+    return (
+        Kept(f"{path}/scaled_queries", (*rows, node.head_dim), 4.0), Kept(f"{path}/scaled_keys", (*rows, node.head_dim), wide),
+        Kept(f"{path}/wide_values", (*rows, node.value_dim), wide), Kept(f"{path}/softmax", rows, 4.0 * keys),
+    )  # fmt: skip
 
 
 def _viewed(layer: Layer, values: str, width: str) -> Axes:

@@ -54,6 +54,7 @@ class Kernels(Policy):
         rank_major_gathers: what tensor ranks gather along the sequence is copied into order (torch's functional collectives).
         repeats_keys: keys and values are repeated to as many heads as queries have, and kept so.
         value_views, expert_output_fp32: see graph/kernels.py.
+        unfused_attention_fp32: attention without a fused kernel is torch's own, which runs in fp32 whatever its inputs are.
         qkv_copies: further copies of packed queries, keys and values per layer whose keys are not repeated (layouts, rotary).
         quantised_inputs: products with a frozen weight in fewer than 16 bits keep what they multiply all the same.
         narrow_inputs: precisions whose matmuls keep their inputs in that format although the framework otherwise keeps 16 bits.
@@ -106,6 +107,7 @@ class Kernels(Policy):
     rank_major_gathers: bool = False
     repeats_keys: bool = False
     value_views: bool = False
+    unfused_attention_fp32: bool = False
     expert_output_fp32: bool = False
     qkv_copies: float = 0.0
     quantised_inputs: bool = False

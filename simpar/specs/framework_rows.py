@@ -373,7 +373,10 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
     "plain": ("", (Row((2020, 1), {**_TORCH, "zero_stage_default": 0, "overlap_param_gather": False, "fused_norm": False,
                                    "logits_fp32_copies_compiled": 0.5, "separate_casts": True},
                        "torch modules with DistributedDataParallel; torch.compile takes the whole model, whose forward has the "
-                       "loss (nanoGPT model.py, transformers loss/loss_utils.py); torchao's casts, as nanochat's loop has them"),)),
+                       "loss (nanoGPT model.py, transformers loss/loss_utils.py); torchao's casts, as nanochat's loop has them"),
+                   Row((2024, 10), {"unfused_attention_fp32": True},
+                       "torch 2.5 (pytorch PR 135964): the math backend of scaled_dot_product_attention converts 16-bit inputs to "
+                       "fp32"))),
     **MODEL_CODE,
     **FINETUNING,
 }  # fmt: skip
