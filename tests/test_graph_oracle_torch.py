@@ -17,16 +17,18 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
 
 from simpar.graph.build import LayerBuilder
 from simpar.graph.differentiate import kept
-from simpar.graph.kernel_types import KernelPlan
+from simpar.graph.kernel_types import Kept, KernelPlan
 from simpar.graph.ledger import forward_flops
 from simpar.graph.masks import BIDIRECTIONAL
 from simpar.graph.shard import Placement, Shards
 from simpar.graph.types import Axis, Layer
+from simpar.specs.framework import framework
 from simpar.specs.framework_policies import Kernels
 
 pytestmark = pytest.mark.torch
@@ -174,6 +176,30 @@ def test_unfused_attention_keeps_the_scores() -> None:
     assert flops(scores, q, k, v) == (forward_flops(done)[0][1], 2 * forward_flops(done)[0][1])
     # The output is kept by what reads it.
     assert kept_bytes(scores, q, k, v) == expected_kept(done, plan) - 4.0 * B * S * N * D
+
+
+def test_torchs_own_attention_keeps_16_bit_inputs_in_fp32() -> None:
+    """The math backend of torch 2.5 and later; keys and values once for each query head."""
+    layer = LayerBuilder("attention", [axis if axis.name != "kv_heads" else Axis("kv_heads", N // 2, "groups") for axis in axes()])
+    names = {"q": "heads head_dim", "k": "kv_heads head_dim", "v": "kv_heads value_dim"}
+    qkv = [layer.input(name, f"batch sequence {rest}") for name, rest in names.items()]
+    done = layer.done(layer.attention("attention/core", qkv, "batch sequence heads value_dim", mask=BIDIRECTIONAL))
+    plan = KernelPlan(framework("plain", "2024-10").kernels, wide_heads=((0, "unfused"),))
+
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        with sdpa_kernel([SDPBackend.MATH]):
+            return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    q, k, v = (torch.randn(B, heads, S, D, dtype=torch.bfloat16, requires_grad=True) for heads in (N, N // 2, N // 2))
+    expected = sum(layer_bytes(done, t) for t in kept(done, plan).values() if t.name != done.outputs[0])
+    assert kept_bytes(attention, q, k, v) == expected
+    before = KernelPlan(framework("plain", "2024-09").kernels, wide_heads=((0, "unfused"),))
+    assert sum(layer_bytes(done, t) for t in kept(done, before).values() if t.name.endswith("softmax")) == 2.0 * B * N * S * S
+
+
+def layer_bytes(layer: Layer, tensor: Kept) -> float:
+    """Bytes of a kept tensor."""
+    return layer.volume(tensor.axes) * tensor.bytes * tensor.part
 
 
 @pytest.mark.parametrize("kind", ["layernorm"])

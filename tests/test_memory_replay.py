@@ -183,3 +183,35 @@ def test_a_replay_takes_milliseconds() -> None:
         replay(events_of(result, 0))
         spent.append(time.process_time() - start)
     assert sorted(spent)[2] < 0.06
+
+
+def test_attention_in_fp32_is_asked_for_as_it_is_counted() -> None:
+    result = result_of({"framework": "plain", "dp": 8}, attention_kernel="unfused", sequence_length=2048)
+    (memory,) = result.memory
+    assert replay(events_of(result, 0)).allocated_bytes == pytest.approx(memory.allocated_bytes, rel=0.015)
+
+
+@pytest.mark.parametrize(("framework", "version", "every"), [
+    ("torchtitan", "2025-10", True), ("torchtitan", "2025-11", False), ("nemo-automodel", "2026-01", True),
+    ("olmo-core", "2026-01", True),
+])  # fmt: skip
+@pytest.mark.parametrize("batches", [8, 16])
+def test_outputs_that_the_last_stage_keeps(framework: str, version: str, every: bool, batches: int) -> None:
+    """Beside one micro-batch in flight: 16-bit logits of all, or of the one that the schedule's loop names (torchtitan PR 1922)."""
+
+    def last(count: int) -> tuple[float, float, int]:
+        plan = {"pp": 4, "zero_stage": 1, "recompute": "full"}
+        training = BASE["training"] | {"sequence_length": 2048, "global_batch_size": 2 * count}
+        table = {**BASE, "framework": framework, "framework_version": version, "plan": plan, "training": training}
+        priced = prepare(make_scenario(table))
+        result = interpret(priced, longest_path(priced.program, priced.table))
+        rank = result.memory[-1]
+        return rank.allocated_bytes, rank.at_peak["logits"], replay(events_of(result, 3)).allocated_bytes
+
+    logits, received = 2048 * 128256 * 2.0, 2048 * 4096 * 2.0  # what a stage receives goes through a buffer per micro-batch
+    (one, of_one, replayed_one), (many, of_many, replayed_many) = last(1), last(batches)
+    more = (batches - 1) * logits if every else 0.0
+    assert of_many - of_one == pytest.approx(more, abs=1.0)
+    assert many - one == pytest.approx(more + (batches - 1) * received, rel=0.03, abs=0.04 * logits)
+    if not every:  # a replay ends with the passes that lead to the most in flight
+        assert replayed_many - replayed_one == pytest.approx(many - one, abs=0.01 * logits)

@@ -197,7 +197,7 @@ def test_packed_documents_attend_themselves() -> None:
 @pytest.mark.parametrize("model", ["llama3.1-8b", "gpt-oss-20b"])
 @pytest.mark.parametrize("cp_style", ["ring", "all_gather", "ulysses"])
 def test_shorter_documents_take_less_attention_alone(model: str, cp_style: str) -> None:
-    """But where the host puts chunks of documents in order one by one (tests/test_host_documents.py): TransformerEngine's all-to-all."""
+    """Not where the host puts documents in order one by one (tests/test_host_documents.py)."""
     framework = "torchtitan" if cp_style == "ulysses" else BASE["framework"]
 
     def run(*documents: int) -> Any:

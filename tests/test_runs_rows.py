@@ -17,7 +17,8 @@ from simpar.evidence.row_framework import FRAMEWORK_PATTERNS, NEAREST, attention
 from simpar.evidence.row_machine import MACHINES, USUAL_BOARDS, CannotExpress, machine_of, node_gigabits
 from simpar.evidence.row_model import model_of
 from simpar.evidence.row_open import USUAL
-from simpar.evidence.row_plan import RECOMPUTE_MODULES, SCHEDULE_PATTERNS, _routing, recompute_of
+from simpar.evidence.row_plan import SCHEDULE_PATTERNS, _routing
+from simpar.evidence.row_recompute import RECOMPUTE_MODULES, recompute_of
 from simpar.evidence.row_stages import layout_of, parse_layout
 from simpar.evidence.run_rows import measured_of, read_runs, run_of
 from simpar.evidence.spread import predict_run

@@ -8,7 +8,8 @@ import pytest
 
 from simpar.evidence.row_complete import completed
 from simpar.evidence.row_framework import stated_precision
-from simpar.evidence.row_plan import _offload, recompute_of
+from simpar.evidence.row_plan import _offload
+from simpar.evidence.row_recompute import recompute_of
 from simpar.evidence.row_values import read_values
 from simpar.specs.framework import framework
 

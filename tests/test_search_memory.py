@@ -178,8 +178,11 @@ def test_fullest_moments_by_formula_are_those_of_the_order(name: str, ranks: int
 
 
 @pytest.mark.parametrize(
-    ("semantics", "fix"), [("internevo", ()), ("torchtitan", ("pp=2", "zero_stage=3")), ("nanotron", ("pp=4",))]
-)
+    ("semantics", "fix"),
+    [("internevo", ()), ("torchtitan", ("pp=2", "zero_stage=3")), ("nanotron", ("pp=4",)),
+     ("torchtitan", ("pp=2", "schedule=1f1b")), ("torchtitan", ("pp=4", "schedule=interleaved")),
+     ("torchtitan", ("pp=2", "schedule=dualpipe-v")), ("olmo-core", ("pp=2", "schedule=1f1b"))],
+)  # fmt: skip
 def test_memory_of_frameworks_is_that_of_the_simulation(semantics: str, fix: tuple[str, ...]) -> None:
     """Updates with tensors of their own, gradients that rest unsharded, hosts that wait: what Megatron's rows do not have."""
     space = space_of("llama3.1-8b", batch=16, sequence=512, semantics=semantics, fix=(*fix, "tp=2", "offload_activations=0"))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Final, Literal
 
 from simpar.graph.pairs import Pairs
-from simpar.graph.types import Node
+from simpar.graph.types import Layer, Node
 from simpar.specs.framework_policies import Kernels
 from simpar.specs.losses import FUSED
 from simpar.specs.losses import Loss as LossWork
@@ -115,3 +115,8 @@ class Kernel:
     bare: bool = False
     each_group: tuple[int, int] = (0, 0)
     copied: tuple[float, float] = (0.0, 0.0)
+
+
+def kept_whole(layer: Layer, name: str, each: float = HALF) -> Kept:
+    """A tensor of the layer, kept at `each` bytes an element."""
+    return Kept(name, layer.tensor[name].axes, each)

@@ -12,7 +12,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
 
-from simpar.graph.kernel_types import HALF, Axes, Kept, Kernel, KernelPlan, Traffic
+from simpar.graph.attention_kernels import attention
+from simpar.graph.kernel_types import HALF, Axes, Kept, Kernel, KernelPlan, Traffic, kept_whole
 from simpar.graph.types import (
     GELUS,
     Attention,
@@ -38,10 +39,6 @@ def _input(layer: Layer, node: Node) -> Axes:
     return layer.tensor[node.inputs[0]].axes
 
 
-def _keep(layer: Layer, name: str, each: float = HALF) -> Kept:
-    return Kept(name, layer.tensor[name].axes, each)
-
-
 def _norm(layer: Layer, node: Norm, plan: KernelPlan) -> Kernel:
     """One kernel, as torch's layer norm always is; or, as its dispatcher sees it, RMSNorm in fp32 and back (8 kernels, 17
     backward). Under autocast it reads and makes fp32 (6 kernels, 14 backward)."""
@@ -55,12 +52,12 @@ def _norm(layer: Layer, node: Norm, plan: KernelPlan) -> Kernel:
     stats = Kept(f"{node.name}_stats", axes[:-1], 8.0 if node.kind == "layernorm" else 4.0)
     if one:
         gate = 2.0 * node.gated
-        keeps = (*(_keep(layer, name, HALF * wide) for name in node.inputs), stats)
+        keeps = (*(kept_whole(layer, name, HALF * wide) for name in node.inputs), stats)
         forward, backward = wide * (4.0 + gate), wide * (6.0 + 2 * gate)
         if plan.autocast == "joined":  # with the sum: normalised fp32 and its 16-bit product are written, read with the gradient
             forward, backward = 6.0 + gate, 6.0 + 2 * gate
         return Kernel(node, "norm", ((axes, forward),), ((axes, backward),), 1, keeps)
-    gates = tuple(_keep(layer, name) for name in node.inputs[1:])
+    gates = tuple(kept_whole(layer, name) for name in node.inputs[1:])
     if plan.autocast:
         kept = (Kept(f"{node.name}_fp32", axes, 4.0), Kept(f"{node.name}_normed", axes, 4.0, of_weight=True), stats, *gates)
         return Kernel(node, "composite", ((axes, 28.0),), ((axes, 92.0),), 6, kept)
@@ -79,10 +76,10 @@ def _product(layer: Layer, node: Einsum | Convolution, plan: KernelPlan) -> Kern
     """
     if (pairs := plan.pairs) and pairs.kept and pairs.adapted(node):
         copy = Kept(f"{node.name}_adapter_in", layer.tensor[node.inputs[0]].axes, pairs.kept * pairs.of(node))
-        return Kernel(node, keeps=(copy, _keep(layer, node.inputs[0])) if plan.frozen_inputs else (copy,))
+        return Kernel(node, keeps=(copy, kept_whole(layer, node.inputs[0])) if plan.frozen_inputs else (copy,))
     if read := cast_inputs(layer, node, plan):
         return Kernel(node, keeps=(Kept(f"{node.name}_cast_in", layer.tensor[node.inputs[0]].axes, HALF * read),))
-    return Kernel(node, keeps=tuple(_keep(layer, name, _input_bytes(layer, name, plan)) for name in node.inputs))
+    return Kernel(node, keeps=tuple(kept_whole(layer, name, _input_bytes(layer, name, plan)) for name in node.inputs))
 
 
 def cast_inputs(layer: Layer, node: Node, plan: KernelPlan) -> int:
@@ -101,7 +98,7 @@ def _convolution(layer: Layer, node: Convolution, plan: KernelPlan) -> Kernel:
     source, out = layer.tensor[node.inputs[0]].axes, layer.tensor[node.outputs[0]].axes
     if layer.tensor[node.weight].axes[-1] not in source:
         return _product(layer, node, plan)
-    keep = (_keep(layer, node.inputs[0]),)
+    keep = (kept_whole(layer, node.inputs[0]),)
     return Kernel(node, "activation", ((source, 2.0), (out, 2.0)), ((source, 4.0), (out, 2.0)), 1, keep)
 
 
@@ -109,54 +106,6 @@ def _input_bytes(layer: Layer, name: str, plan: KernelPlan) -> float:
     """A tensor that only products in 16 bits read is kept in 16 bits."""
     readers = layer.consumers.get(name, ())
     return plan.linear_input_bytes if any(isinstance(n, Einsum) and not n.wide for n in readers) else HALF
-
-
-def _turned(layer: Layer, node: Attention, plan: KernelPlan) -> float:
-    """Share of packed queries, keys and values of which a rotary embedding in elementary kernels makes tensors of their own, while
-    the values, a view, keep the whole of what one linear made."""
-    rope = layer.producer.get(node.inputs[0])
-    if not isinstance(rope, Elementwise) or rope.op not in ("rope", "scaled_rope") or plan.library.fused_rope:
-        return 0.0
-    product = layer.producer.get(rope.inputs[0])
-    if not isinstance(product, Einsum) or product.linears != 1:
-        return 0.0
-    parts = [layer.volume(part) for part in layer.axis[layer.tensor[product.outputs[0]].axes[-1]].parts]
-    return sum(parts[:2]) / sum(parts)
-
-
-def _attention(layer: Layer, node: Attention, plan: KernelPlan) -> Kernel:
-    """Queries, keys, values and the output; beside them the log-sum-exp of each row, or the whole score matrix."""
-    path = node.name.rsplit("/", 1)[0]
-    out = node.outputs[0]
-    keeps = [_keep(layer, name) for name in node.inputs]
-    if plan.library.value_views and len(node.inputs) == 3:
-        keeps[2] = Kept(node.inputs[2], _viewed(layer, node.inputs[2], node.value_dim), HALF)
-    keeps.append(_keep(layer, out))
-    rows, fused = (node.batch, node.queries, node.heads), plan.beyond(layer.size(node.head_dim)) != "unfused"
-    if fused:
-        keeps.append(Kept(f"{path}/lse", rows, 4.0))
-    else:
-        # softmax output, and under dropout its mask and its output (Korthikanti et al. 2022: 5 a s per token)
-        each = 5.0 if plan.dropout else plan.element
-        keeps.append(Kept(f"{path}/softmax", (node.batch, node.heads, node.queries), each * layer.size(node.keys)))
-    if plan.library.repeats_keys and layer.size(node.heads) > layer.size(node.kv_heads):
-        more = 1.0 - layer.size(node.kv_heads) / layer.size(node.heads)
-        keeps.append(Kept(f"{path}/repeated_keys", (*rows, node.head_dim), HALF, part=more))
-        keeps.append(Kept(f"{path}/repeated_values", (*rows, node.value_dim), HALF, part=more))
-    elif (copies := plan.library.qkv_copies or _turned(layer, node, plan)) and len(node.inputs) == 1:
-        keeps.append(Kept(f"{path}/qkv_copies", layer.tensor[node.inputs[0]].axes, HALF * copies))
-    if plan.output_copies:
-        keeps.append(Kept(f"{path}/out_copies", layer.tensor[out].axes, 2 * plan.output_copies))
-    return Kernel(node, launches=1 if fused else 4, keeps=tuple(keeps))
-
-
-def _viewed(layer: Layer, values: str, width: str) -> Axes:
-    """Axes of the packed tensor that values are a part of."""
-    for name in layer.producer[values].inputs:
-        axes = layer.tensor[name].axes
-        if any(width in part for part in layer.axis[axes[-1]].parts):
-            return axes
-    return layer.tensor[values].axes
 
 
 def is_product(kernel: Kernel) -> bool:
@@ -169,7 +118,7 @@ def _scan(layer: Layer, node: Scan, plan: KernelPlan) -> Kernel:
     del plan
     moved: Traffic = tuple((layer.tensor[name].axes, HALF) for name in (*node.inputs, *node.outputs))
     backward: Traffic = tuple((axes, 2 * each) for axes, each in moved)
-    return Kernel(node, "scan", moved, backward, 5, tuple(_keep(layer, name) for name in node.saved or node.inputs))
+    return Kernel(node, "scan", moved, backward, 5, tuple(kept_whole(layer, name) for name in node.saved or node.inputs))
 
 
 def _select(layer: Layer, node: Select, plan: KernelPlan) -> Kernel:
@@ -199,18 +148,18 @@ def _lookup(layer: Layer, node: Lookup, plan: KernelPlan) -> Kernel:
     out, wide = layer.tensor[node.outputs[0]].axes, 2.0 if plan.autocast else 1.0
     if len(node.inputs) > 1:
         return Kernel(node, "residual", ((out, 6.0 * wide),), ((out, 4.0 * wide),))
-    return Kernel(node, "embedding", ((out, 4.0 * wide),), ((out, 8.0 * wide),), 1, (_keep(layer, node.inputs[0], 8.0),))
+    return Kernel(node, "embedding", ((out, 4.0 * wide),), ((out, 8.0 * wide),), 1, (kept_whole(layer, node.inputs[0], 8.0),))
 
 
 def _loss(layer: Layer, node: Loss, plan: KernelPlan) -> Kernel:
     """Logits in 16 bits plus the fp32 copies that live until the backward (semantics of each framework's loss)."""
     axes = _input(layer, node)
     if node.kind == "classes":
-        return Kernel(node, "cross_entropy", ((axes, 6.0),), ((axes, 6.0),), 1, (_keep(layer, node.inputs[0]),))
+        return Kernel(node, "cross_entropy", ((axes, 6.0),), ((axes, 6.0),), 1, (kept_whole(layer, node.inputs[0]),))
     forward, backward = (moved * plan.logits_gathered for moved in plan.loss.moved_bytes)
     kept = (2.0 + 4.0 * plan.loss.fp32_copies) * plan.logits_gathered + (2.0 if plan.logits_gathered > 1 else 0.0)
     launches = {"fused": 3, "unfused": 8}.get(plan.loss.kind, 3 * plan.loss.chunks)
-    keeps: tuple[Kept, ...] = (_keep(layer, node.inputs[0], kept / plan.loss.chunks),)
+    keeps: tuple[Kept, ...] = (kept_whole(layer, node.inputs[0], kept / plan.loss.chunks),)
     head = layer.producer.get(node.inputs[0])
     if plan.loss_keeps_weight_gradient and isinstance(head, Einsum) and head.weight:
         keeps = (*keeps, Kept(f"{head.name}.weight_gradient", layer.tensor[head.weight].axes, HALF))
@@ -223,7 +172,7 @@ def _custom(layer: Layer, node: Custom, plan: KernelPlan) -> Kernel:
     over = node.over or _input(layer, node)
     volume = layer.volume(over)
     backward = node.backward_bytes or 2.0 * node.forward_bytes
-    kept = tuple(_keep(layer, name) for name in node.saved or node.inputs)
+    kept = tuple(kept_whole(layer, name) for name in node.saved or node.inputs)
     return Kernel(node, "custom", ((over, node.forward_bytes / volume),), ((over, backward / volume),), 1, kept)
 
 
@@ -282,7 +231,7 @@ def _latent_rope(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
 def _activation(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     """The non-linearity, and the gate where its input is two halves."""
     wide, narrow = _input(layer, node), layer.tensor[node.outputs[0]].axes
-    keeps, gated = [_keep(layer, node.inputs[0])], len(layer.axis[wide[-1]].parts) == 2
+    keeps, gated = [kept_whole(layer, node.inputs[0])], len(layer.axis[wide[-1]].parts) == 2
     if plan.library.fused_activation:
         price = "gate" if gated else "activation"
         return Kernel(node, price, ((wide, 2.0), (narrow, 2.0)), ((wide, 4.0), (narrow, 2.0)), 1, tuple(keeps))
@@ -320,7 +269,7 @@ def _clamp(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     if plan.library.fused_expert_bias or plan.library.fused_clamp:
         return Kernel(node, bare=True)
     axes = _input(layer, node)
-    keeps = (_keep(layer, node.inputs[0]),)
+    keeps = (kept_whole(layer, node.inputs[0]),)
     return Kernel(node, "composite", ((axes, 4.0),), ((axes, 11.0),), 3, keeps, copied=(4.0, 4.0))
 
 
@@ -340,7 +289,7 @@ def _expert_bias(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
 def _relu(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     """Keeps what it makes, not what it reads (torch's threshold_backward); what leaves the layer is the next layer's input."""
     made = node.outputs[0]
-    keeps = () if made in layer.outputs else (_keep(layer, made),)
+    keeps = () if made in layer.outputs else (kept_whole(layer, made),)
     return replace(_plain(layer, node, plan), keeps=keeps)
 
 
@@ -356,11 +305,11 @@ def _plain(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     out = layer.tensor[node.outputs[0]].axes
     if node.over:
         return Kernel(node, "activation", tuple((a, 4.0) for a in node.over), tuple((a, 6.0) for a in node.over), 1,
-                      (_keep(layer, node.inputs[0]),))  # fmt: skip
+                      (kept_whole(layer, node.inputs[0]),))  # fmt: skip
     read = [layer.tensor[name] for name in node.inputs]
     moved = (*((t.axes, 2.0) for t in read), (out, 2.0))
     back = (*((t.axes, 4.0) for t in read), (out, 2.0))
-    return Kernel(node, "activation", moved, back, 1, tuple(_keep(layer, t.name) for t in read))
+    return Kernel(node, "activation", moved, back, 1, tuple(kept_whole(layer, t.name) for t in read))
 
 
 ELEMENTWISE: Final[dict[str, Rule]] = {
@@ -371,7 +320,7 @@ ELEMENTWISE: Final[dict[str, Rule]] = {
 """Elementwise ops with a rule of their own; any other is `_plain`."""
 
 RULES: Final[dict[type[Node], Rule]] = {
-    Norm: _norm, Einsum: _product, Convolution: _convolution, Attention: _attention, Scan: _scan, Select: _select,
+    Norm: _norm, Einsum: _product, Convolution: _convolution, Attention: attention, Scan: _scan, Select: _select,
     Permute: _permute, Lookup: _lookup, Loss: _loss, Custom: _custom,
     Elementwise: lambda layer, node, plan: ELEMENTWISE.get(node.op, _plain)(layer, node, plan),
     View: lambda layer, node, plan: Kernel(node, bare=True),

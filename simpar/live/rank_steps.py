@@ -119,10 +119,12 @@ class Job:
             # Shapes are given above: nothing is asked of neighbours, which are not there (torch before 2.13 asks nobody then).
             schedule._warmup_p2p = _shapes_are_known
 
+        no_outputs = {"return_outputs": False} if "return_outputs" in inspect.signature(cls.step).parameters else {}
+
         def run() -> None:
             args = (self.tokens,) if first else ()
             more: dict[str, Any] = {"target": self.target, "losses": []} if last else {}
-            schedule.step(*args, **more)
+            schedule.step(*args, **more, **no_outputs)
 
         return run
 

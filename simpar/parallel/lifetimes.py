@@ -311,7 +311,7 @@ class _Order:
             or (isinstance(node, Elementwise) and kernel.price in ("residual", "rope", "composite"))
         )
         if isinstance(node, Attention):
-            size = float(sum(sum(self.tensors[name]) for name in node.inputs))
+            size = float(sum(sum(self.tensors.get(name, (local.entry_bytes(name),))) for name in node.inputs))
         elif isinstance(node, Einsum):
             size = local.shards.local(local.axes(node.inputs[0]), local.layout(node)) * self.plan.element
         elif passes or not size:

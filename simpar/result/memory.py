@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -201,6 +202,8 @@ def _freed(layout: Layout, blocks: Sequence[LocalBlock], sums: list[_BlockBytes]
     return [(*each[:5], own) for each, own in zip(sums, freed, strict=True)]
 
 
+_OUTPUTS: Final = "outputs"
+"""Of events: what forwards of the last stage leave to the end of the step, which counts among the logits."""
 _Event = tuple[bool, str, float]
 """(at the op's finish, category, bytes)."""
 
@@ -239,7 +242,7 @@ class _StageBytes:
         blocks: what each holds.
         gradients: that its backward leaves, where they do not rest.
         gathered: weights gathered while its forward runs.
-        outputs: what its forward leaves to the end of the step.
+        outputs: what its forward leaves to the end of the step; of one micro-batch or of all.
         kept: activations that offloading applies to.
     """
 
@@ -295,7 +298,7 @@ def _key_events(key: object, stages: list[_StageBytes], split: set[int], offload
             continue
         if phase == "F":
             found: list[_Event] = [(False, "activations", sum(b[0] for b in blocks)), (False, "logits", sum(b[1] for b in blocks))]
-            found.append((True, "logits", sum(own.outputs[first:last])))
+            found.append((True, _OUTPUTS, sum(own.outputs[first:last])))
             weights = max(own.gathered[first:last])
             found += [(False, "fsdp_buffers", weights), (True, "fsdp_buffers", -weights)]
         elif phase == "W":
@@ -309,8 +312,8 @@ def _key_events(key: object, stages: list[_StageBytes], split: set[int], offload
 
 
 def _events(layout: Layout, program: Program, held: dict[int, list[int]]) -> tuple[IntArray, BoolArray, IntArray, FloatArray]:
-    """Allocation events of all ops as columns: op, at its finish, category index, bytes."""
-    index = {name: i for i, name in enumerate(CATEGORIES)}
+    """Allocation events of all ops as columns: op, at its finish, category index (past the last: _OUTPUTS), bytes."""
+    index = {name: i for i, name in enumerate((*CATEGORIES, _OUTPUTS))}
     stages = [_StageBytes.of(layout, stage) for stage in range(len(layout.stage_blocks))]
     split = {k.stage for k in program.price_keys if isinstance(k, Compute | LaunchGap) and k.phase == "W"}
     away = layout.plan.offload.activations
@@ -319,7 +322,7 @@ def _events(layout: Layout, program: Program, held: dict[int, list[int]]) -> tup
         if isinstance(key, OptimizerStep):
             # What the pipeline engine kept of every micro-batch goes with the step.
             left = layout.num_microbatches * sum(sum(stages[stage].outputs) for stage in held[key.rank])
-            events += [(True, "logits", -left)] if left else []
+            events += [(True, _OUTPUTS, -left)] if left else []
             update = update_bytes(layout, dict(static_state(layout, held[key.rank])).get("optimizer", 0.0))
             events += [(False, "optimizer", update), (True, "optimizer", -update)] if update else []
     counts = np.array([len(events) for events in per_key], dtype=np.int64)
@@ -355,11 +358,15 @@ def memory_over_time(
             mine = np.flatnonzero(role == roles[rank])
             # Frees come before allocations of the same moment: a stream reuses what the op before it released.
             order = mine[np.lexsort((amount[mine] > 0, time[mine]))]
-            delta = np.zeros((len(order) + 1, len(CATEGORIES)))
+            delta = np.zeros((len(order) + 1, len(CATEGORIES) + 1))
             delta[np.arange(1, len(order) + 1), kind[order]] = amount[order]
             times = np.concatenate([[0.0], time[order]])
             static = static_state(own, held[rank])
-            dynamic = np.cumsum(delta, axis=0)
+            counted = np.cumsum(delta, axis=0)
+            dynamic, outputs = counted[:, :-1], counted[:, -1]
+            if own.framework.pipeline.last_outputs == "one":
+                outputs = np.minimum(outputs, delta[:, -1].max())  # each takes the place of the one before it
+            dynamic[:, CATEGORIES.index("logits")] += outputs
             timed = partial(_timed_passes, layout, program, timeline, roles[rank])
             more = (outside, own.framework.allocator.fragmentation, replays, capacity, timed)
             found.append(RankMemory(rank, static, times, dynamic, *more))

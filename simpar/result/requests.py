@@ -35,8 +35,7 @@ from simpar.result.stage_ends import STAGE_INPUT, kept_outputs, last_outputs, re
 Pass = tuple[str, int, int, int]
 """(phase, model stage, first block, past the last block)."""
 _OUTPUT: Final = "stage.output"
-_UPDATE_TENSORS: Final = 3
-"""The fp32 gradients, the root of the second moments, the denominator."""
+_UPDATE_TENSORS: Final = 3  # the fp32 gradients, the root of the second moments, the denominator
 
 
 def until_steady(passes: list[Pass]) -> list[Pass]:
@@ -112,6 +111,9 @@ class Trace:
         if index == len(self.layout.stage_blocks[stage]) - 1:
             ids[_OUTPUT] = self.ask(kept_outputs(self.layout, stage))
             self.outputs.append(self.ask(last_outputs(self.layout, self.layout.stage_blocks[stage][index])))
+            one = self.layout.framework.pipeline.last_outputs == "one" and self.outputs[-1] >= 0
+            while one and len(self.outputs) > 1:
+                self.free(self.outputs.pop(0))
         self.flying.setdefault((stage, index), deque()).append(ids)
 
     def backward(self, stage: int, index: int, *, late: bool) -> None:

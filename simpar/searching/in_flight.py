@@ -31,7 +31,7 @@ class InFlight:
         rank: of each moment, int array [moments], ascending.
         held: int array [moments, stages]: micro-batches whose activations it keeps, those of what runs included.
         waiting: int array [moments, stages]: micro-batches that wait for their weight gradient only.
-        passed: int array [moments, stages]: forwards that are over, where they leave something (else 0).
+        passed: int array [moments, stages]: forwards that are over and whose output is still there.
         active: int array [moments, 2]: the stage that runs (in a pair that of the backward), and a pair's forward (else -1).
         kind: int array [moments]: FORWARD, BACKWARD (a pair's too), INPUT, NOTHING.
     """
@@ -71,12 +71,12 @@ class InFlight:
         return np.unique(self.rank, return_index=True)
 
 
-def in_flight(schedule: Schedule, which: IntArray, *, outputs: bool = False) -> InFlight:
+def in_flight(schedule: Schedule, which: IntArray, *, outputs: int = 0) -> InFlight:
     """The moments of every rank of `schedule` that can be the worst.
 
     Args:
         which: class of each model stage, int array [stages].
-        outputs: what forwards leave to the end of the step counts.
+        outputs: most micro-batches whose output the last stage keeps to the end of the step.
     """
     order = schedule.as_arrays()
     model = np.array([schedule.model_stage(s) for s in range(schedule.num_stages)], dtype=np.int64)
@@ -87,7 +87,8 @@ def in_flight(schedule: Schedule, which: IntArray, *, outputs: bool = False) -> 
     found = []
     for rank, (a, z) in enumerate(zip(order.rank_start[:-1], order.rank_start[1:], strict=True)):
         stage = model[order.stage[a:z]]
-        rows = _of_rank(which[stage], split[stage], order.phase[a:z], pair[a:z], classes, int(which[-1]) if outputs else -1)
+        leaves = int(which[-1]) if outputs else -1
+        rows = _of_rank(which[stage], split[stage], order.phase[a:z], pair[a:z], classes, leaves, outputs)
         found.append(np.column_stack([np.full(len(rows), rank), rows]))
     rows = np.concatenate(found)
     held, waiting, passed = (rows[:, 4 + k * classes : 4 + (k + 1) * classes] for k in range(3))
@@ -156,13 +157,13 @@ def backwards(schedule: Schedule) -> Backwards:
     return Backwards(np.array(ranks), np.array(before), np.stack(after, axis=1))
 
 
-def _of_rank(stage: IntArray, split: np.ndarray, phase: IntArray, pair: np.ndarray, count: int, leaves: int) -> IntArray:
+def _of_rank(stage: IntArray, split: np.ndarray, phase: IntArray, pair: np.ndarray, count: int, leaves: int, most: int) -> IntArray:
     """Moments of one rank as rows: kind, active, forward of a pair, held, waiting, passed.
 
     Args:
         stage: class of each op's stage; split: whether its weight gradients run apart.
         count: classes.
-        leaves: the class whose forwards leave something to the end of the step, -1 for none.
+        leaves: the class whose forwards leave something to the end of the step, -1 for none; most: of so many micro-batches.
     """
     number, line = len(stage), np.arange(len(stage))
     held, waiting, begun = (np.zeros((number, count), dtype=np.int64) for _ in range(3))
@@ -187,10 +188,11 @@ def _of_rank(stage: IntArray, split: np.ndarray, phase: IntArray, pair: np.ndarr
     second = np.flatnonzero(first) + 1
     other[second] = stage[first]
     passed[second] -= begun[first]
+    passed = np.minimum(passed, most)
     rows = np.column_stack([kind, np.where(kind == NOTHING, 0, stage), other, during, during_waiting, passed])[~first]
     if leaves >= 0:
         # What a forward leaves counts from its end on.
-        after = (np.cumsum(part, axis=0) for part in (held, waiting, begun))
+        after = (np.cumsum(held, axis=0), np.cumsum(waiting, axis=0), np.minimum(np.cumsum(begun, axis=0), most))
         idle = np.column_stack([np.full(number, NOTHING), np.zeros_like(stage), np.full(number, -1), *after])
         rows = np.concatenate([rows, idle])
     return _undominated(rows)

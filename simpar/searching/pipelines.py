@@ -47,8 +47,9 @@ class Pipelines:
 
     def in_flight(self, pipeline: Pipeline, pp: int, m: int) -> InFlight:
         """What ranks hold at their worst moments, by class of stages (see `Stages.which`)."""
-        which, outputs = self.plain_stages(pipeline, pp).which, self.pricing.framework.pipeline.keeps_last_outputs and pp > 1
-        if not outputs and pipeline.schedule in ("1f1b", "interleaved") and m % pp == 0:
+        which = self.plain_stages(pipeline, pp).which
+        outputs = {"none": 0, "one": 1, "all": m}[self.pricing.framework.pipeline.last_outputs] if pp > 1 else 0
+        if outputs < 2 and pipeline.schedule in ("1f1b", "interleaved") and m % pp == 0:
             m = min(m, 3 * pp)  # the warm-up holds the most, and all after it repeats itself
         key = (pipeline.schedule, pipeline.virtual_stages, pp, m, which.tobytes())
         if key not in self._in_flight:

@@ -53,7 +53,7 @@ class Kernels(Policy):
         saves_gathered_input: a column-parallel matmul saves its gathered input and does not gather again (torch eager).
         rank_major_gathers: what tensor ranks gather along the sequence is copied into order (torch's functional collectives).
         repeats_keys: keys and values are repeated to as many heads as queries have, and kept so.
-        value_views, expert_output_fp32: see graph/kernels.py.
+        value_views, expert_output_fp32, unfused_attention_fp32: see graph/kernels.py.
         qkv_copies: further copies of packed queries, keys and values per layer whose keys are not repeated (layouts, rotary).
         quantised_inputs: products with a frozen weight in fewer than 16 bits keep what they multiply all the same.
         narrow_inputs: precisions whose matmuls keep their inputs in that format although the framework otherwise keeps 16 bits.
@@ -106,6 +106,7 @@ class Kernels(Policy):
     rank_major_gathers: bool = False
     repeats_keys: bool = False
     value_views: bool = False
+    unfused_attention_fp32: bool = False
     expert_output_fp32: bool = False
     qkv_copies: float = 0.0
     quantised_inputs: bool = False
@@ -336,7 +337,7 @@ class Pipeline(Policy):
             whole graph until the weight gradient.
         keeps_stage_outputs: every stage output is held until its backward (DeepSpeed; Megatron before deallocate_pipeline_outputs).
         frees_stage_inputs: the input of a pipeline stage is given back after its forward, what its first norm saves of it too.
-        keeps_last_outputs: the logits of every micro-batch stay to the end of the step (torch.distributed.pipelining).
+        last_outputs: micro-batches whose logits stay to the step's end: none, all (torch's pipelining), one (return_outputs=False).
         receive_buffers_per_microbatch: every micro-batch has receive buffers of its own, made before the first (the same).
     """
 
@@ -350,7 +351,7 @@ class Pipeline(Policy):
     input_gradient_releases: bool = True
     keeps_stage_outputs: bool = False
     frees_stage_inputs: bool = False
-    keeps_last_outputs: bool = False
+    last_outputs: Literal["none", "one", "all"] = "none"
     receive_buffers_per_microbatch: bool = False
 
 

@@ -363,33 +363,6 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
              "without resharding, whose backwards add 16-bit gradients to fp32 sums in kernels of their own; modified interleaved "
              "schedule, reduce-scatter in fp32; section 3.3.2: ranks in the order TP, CP, PP, DP"),),
     ),
-    "torch-steps": (
-        "",
-        (Row((2026, 1),
-             {**_TORCH, "zero_stage_default": 0, "overlap_param_gather": False, "saves_gathered_input": True,
-              "logits_fp32_copies": 1.5, "wgrad_accumulation_fusion": True, "tp_backward_overlap": False,
-              "optimizer_traffic_bytes": 36.0, "optimizer_cpu_s": 0.0, "launch_s": 0.0, "backward_launch_s": 0.0,
-              "layer_cpu_s": 0.0, "collective_cpu_s": 0.0, "gradients_persist": True, "keeps_stage_outputs": True,
-              "receive_buffers_per_microbatch": True, "context_bytes": 0.0, "nccl_pair_bytes": 0.0, "nccl_group_bytes": 0.0,
-              "nccl_peer_bytes": 0.0, "blas_workspace_bytes": ()},
-             "simpar/live/cluster_model.py and cluster_steps.py: eager torch modules, gradients kept and added to, gradient norm "
-             "and fused AdamW; the measured times of its kernels hold the time to launch them"),),
-    ),
-    "torch-steps-fsdp": (
-        "torch-steps",
-        (Row((2026, 1), {"wgrad_accumulation_fusion": False, "zero_stage_default": 3, "parameter_bytes": 0.0},
-             "fully_shard: gradients of a layer are new tensors until they are reduced"),),
-    ),
-    "plain": (
-        "",
-        (Row((2020, 1), {**_TORCH, "zero_stage_default": 0, "overlap_param_gather": False, "fused_norm": False,
-                         "attention": (("", "unfused"),), "logits_fp32_copies_compiled": 0.5, "separate_casts": True},
-             "torch modules with DistributedDataParallel; torch.compile takes the whole model, whose forward has the loss (nanoGPT "
-             "model.py, transformers loss/loss_utils.py); torchao's casts, as nanochat's loop has them"),
-         Row((2023, 1), {"attention": (("", "fa1"),)},
-             "nightlies of torch 2.0, whose scaled_dot_product_attention is FlashAttention 1 (nanoGPT takes it since then)"),
-         Row((2024, 1), {"attention": (("", "fa2"),)}, "torch 2.2: FlashAttention 2")),
-    ),
     **MODEL_CODE,
     **FINETUNING,
 }  # fmt: skip

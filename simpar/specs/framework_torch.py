@@ -63,7 +63,7 @@ TORCHTITAN: Final = (
         {**TORCH, "fused_norm": False, "repeats_keys": True, "saves_gathered_input": True, "rank_major_gathers": True,
          "zero_stage_default": 3, "parameter_bytes": 0.0, "recompute_default": "selective", "fsdp_root": "all",
          "fsdp_reduce_input_stays": True, "optimizer_traffic_bytes": 32.0, "logits_fp32_copies_parallel": 3.5,
-         "torch_ring": True, "keeps_stage_outputs": True, "keeps_last_outputs": True, "receive_buffers_per_microbatch": True,
+         "torch_ring": True, "keeps_stage_outputs": True, "last_outputs": "all", "receive_buffers_per_microbatch": True,
          "whole_embedding_gradient": True, "value_views": True, "expert_output_fp32": True, "separate_casts": True,
          "only_cp_style": "all_gather", "selective_recompute": ("op",), "microbatch_per_stage": True,
          "sequence_parallel_default": True, "gradient_adds": "pipelines", "fsdp_gather_copy_bytes": 4.0,
@@ -110,6 +110,9 @@ TORCHTITAN: Final = (
     Row((2025, 10), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn")), "fused_norm": True},
         "torchtitan models/attention.py (PR 1776): cuDNN first everywhere; torch 2.9 has RMSNorm as one kernel (PR 153666), "
         "before that nn.RMSNorm and torchtitan's own are chains in fp32"),
+    Row((2025, 11), {"last_outputs": "one"},
+        "torchtitan PR 1922 (2025-10-22): schedules are stepped with return_outputs=False (torch PR 165822), so that an "
+        "output of the last stage goes with its micro-batch, but for that which a variable of torch's loop holds"),
     Row((2025, 12), {"unlisted_attention": ()},
         "torchtitan PR 2095: until then the list of per-op selective checkpointing had torch's flash and efficient attention, "
         "not cuDNN's"),
@@ -137,6 +140,35 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              "(cuBLAS and a softmax of the causal half); zero.cuh reduces a layer's gradients beside the backward; adamw.cuh "
              "updates fp32 masters and moments"),),
     ),
+    "torch-steps": (
+        "",
+        (Row((2026, 1),
+             {**TORCH, "zero_stage_default": 0, "overlap_param_gather": False, "saves_gathered_input": True,
+              "logits_fp32_copies": 1.5, "wgrad_accumulation_fusion": True, "tp_backward_overlap": False,
+              "optimizer_traffic_bytes": 36.0, "optimizer_cpu_s": 0.0, "launch_s": 0.0, "backward_launch_s": 0.0,
+              "layer_cpu_s": 0.0, "collective_cpu_s": 0.0, "gradients_persist": True, "keeps_stage_outputs": True,
+              "receive_buffers_per_microbatch": True, "context_bytes": 0.0, "nccl_pair_bytes": 0.0, "nccl_group_bytes": 0.0,
+              "nccl_peer_bytes": 0.0, "blas_workspace_bytes": ()},
+             "simpar/live/cluster_model.py and cluster_steps.py: eager torch modules, gradients kept and added to, gradient norm "
+             "and fused AdamW; the measured times of its kernels hold the time to launch them"),),
+    ),
+    "torch-steps-fsdp": (
+        "torch-steps",
+        (Row((2026, 1), {"wgrad_accumulation_fusion": False, "zero_stage_default": 3, "parameter_bytes": 0.0},
+             "fully_shard: gradients of a layer are new tensors until they are reduced"),),
+    ),
+    "plain": (
+        "",
+        (Row((2020, 1), {**TORCH, "zero_stage_default": 0, "overlap_param_gather": False, "fused_norm": False,
+                         "attention": (("", "unfused"),), "logits_fp32_copies_compiled": 0.5, "separate_casts": True},
+             "torch modules with DistributedDataParallel; torch.compile takes the whole model, whose forward has the loss (nanoGPT "
+             "model.py, transformers loss/loss_utils.py); torchao's casts, as nanochat's loop has them"),
+         Row((2023, 1), {"attention": (("", "fa1"),)},
+             "nightlies of torch 2.0, whose scaled_dot_product_attention is FlashAttention 1 (nanoGPT takes it since then)"),
+         Row((2024, 1), {"attention": (("", "fa2"),)}, "torch 2.2: FlashAttention 2"),
+         Row((2024, 10), {"unfused_attention_fp32": True},
+             "torch 2.5 (pytorch PR 135964): the math backend of scaled_dot_product_attention converts 16-bit inputs to fp32")),
+    ),
     "torch-autocast": (
         "plain",
         (Row((2020, 8), {"autocast": True},
@@ -153,11 +185,12 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
     "olmo-core": (
         "torchtitan",
         (Row((2024, 9),
-             {"recompute_default": "none", "logits_fp32_copies_compiled": 1.0,
+             {"recompute_default": "none", "loss": "unfused", "logits_fp32_copies_compiled": 1.0, "last_outputs": "all",
               "loss_work": (*LOSS_WORK[:2], ("compiled", "cross_entropy", 8.0, 10.0))},
              "OLMo-core train/trainer.py (075a36a13): compile_loss in all its scripts; the logits but those of the last token are "
              "copied (contiguous) before the loss, whose gradient goes back into zeros of all of them; z-loss in the same graph; "
-             "nn/transformer/config.py: no checkpointing unless asked for"),),
+             "nn/transformer/config.py: no checkpointing unless asked for; distributed/parallel/pipeline_parallel.py steps torch's "
+             "schedule as it is, which keeps the last outputs"),),
     ),
     "nemo-automodel": (
         "torchtitan",
@@ -166,7 +199,7 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
               "value_views": False, "expert_output_fp32": False, "fsdp_root": "tied", "pure_bf16": True,
               "fsdp_defers_reduction": True, "recompute_default": "none", "selective_recompute": ("core_attn",),
               "recompute_stops_early": True, "microbatch_per_stage": False, "sequence_parallel_default": False,
-              "torch_ring": False, "only_cp_style": "", "loss": "unfused", "logits_fp32_copies": 2.5,
+              "last_outputs": "all", "torch_ring": False, "only_cp_style": "", "loss": "unfused", "logits_fp32_copies": 2.5,
               "logits_fp32_copies_compiled": None, "ep_dispatcher": "deepep", "optimizer_kernel": "foreach",
               "optimizer_traffic_bytes": 46.0, "unlisted_attention": (), "adapters": "each",
               "attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn"))},
@@ -176,9 +209,10 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              "dealing experts in turn, activations under torch.compile), loss/masked_ce.py (torch's cross-entropy of fp32 "
              "logits); models are made in the dtype of their file, bf16, and torch.optim.Adam without options runs in lists of "
              "operations (23 16-bit accesses a weight); norm, linear layers and attention are TransformerEngine's in the "
-             "benchmarked configurations"),
+             "benchmarked configurations; distributed/pipelining/autopipeline.py: schedule.step as it is, which keeps the last "
+             "outputs"),
          Row((2026, 1), {"fused_rope": True}, "AutoModel PR 897: TransformerEngine's fused rotary embedding"),
          Row((2026, 8), {"fused_rope": False}, "components/models/common/utils.py: rope_fusion is switched off for now")),
     ),
 }  # fmt: skip
-"""Training code of one family of models: name -> (what it builds on, its rows in order of time)."""
+"""Plain torch, and training code of one family of models: name -> (what it builds on, its rows in order of time)."""
