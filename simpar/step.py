@@ -237,12 +237,15 @@ def run(priced: Priced, engine: Engine = "discrete_event", **effects: Any) -> Ti
     return discrete_event.run(priced.program, priced.table, discrete_event.Effects(**{"interference": True, **effects}))
 
 
-def simulate(scenario: Scenario, *, detail: Detail = "layer", lowering: Lowering = lower) -> Result:
+def simulate(
+    scenario: Scenario, *, detail: Detail = "layer", lowering: Lowering = lower, replayed: Callable[[], Result] | None = None
+) -> Result:
     """Predict one training step of a checked scenario, with the effects it asks for.
 
     Args:
         detail: stage, layer or op.
         lowering: as in `prepare`.
+        replayed: the whole step at this detail, where somebody has what it takes; asked for unless shorter steps tell.
 
     Raises:
         InputError: the plan cannot be run at all (a plan that does not fit the memory is a result).
@@ -260,7 +263,9 @@ def simulate(scenario: Scenario, *, detail: Detail = "layer", lowering: Lowering
         kinds = [_whole(scenario, detail, lowering, replica) for replica in range(len(scenario.cluster.parts))]
         return _with_detail(slowest_replica(kinds), detail, finer)
     result = _folded(scenario, tried, detail, lowering)
-    return _with_detail(result or _whole(scenario, detail, lowering), detail, finer)
+    if result is None:
+        result = replayed() if replayed is not None and detail == finer else _whole(scenario, detail, lowering)
+    return _with_detail(result, detail, finer)
 
 
 def _with_detail(result: Result, detail: Detail, finer: Detail) -> Result:

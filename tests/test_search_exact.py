@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from math import inf
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from search_random import TINY, space_of
 
@@ -15,6 +18,7 @@ from simpar.searching.find import find
 from simpar.searching.incumbents import Incumbents, Scored
 from simpar.searching.parts import Wish
 from simpar.searching.space import Space
+from simpar.searching.together import Together
 from simpar.step import simulate
 
 PLAIN = (
@@ -155,6 +159,43 @@ def test_the_front_is_that_of_brute_force(name: str) -> None:
     expected = {(f"{r.time_s:.6e}", f"{r.device_bytes:.6e}") for r in fitting if not beaten(r)}
     assert {(f"{s.step_time_s:.6e}", f"{s.device_bytes:.6e}") for s in branch.best} == expected
     assert accounted(branch) == space(name).size
+
+
+@pytest.mark.parametrize("name", ["full-memory", "states", "tiny"])
+def test_nothing_beats_a_front_whose_layouts_are_bounded_together(name: str) -> None:
+    branch = Branch(space(name), incumbents=Incumbents(front=True, within=0.01))
+    branch.run()
+    fitting, near = [r for r in simulated(name) if r.fits], 1.0 + 1e-9
+    for s in branch.best:
+        assert not any(r.time_s * near < s.step_time_s and r.device_bytes <= s.device_bytes * near for r in fitting)
+    for r in fitting:
+        assert any(s.step_time_s <= r.time_s * 1.01 * near and s.device_bytes <= r.device_bytes * 1.01 * near for s in branch.best)
+    assert accounted(branch) == space(name).size
+
+
+@pytest.mark.parametrize("name", ["states", "full-memory", "offload"])
+def test_no_layout_is_faster_than_the_least_of_prices(name: str) -> None:
+    evaluation, every = Branch(space(name)).evaluation, [r.choice for r in simulated(name)]
+    known = evaluation.least_path(every[:1], inf)
+    together = evaluation.least_path(every, inf)
+    assert known[0] == evaluation.longest_path(every[0])
+    times = [evaluation.longest_path(choice) for choice in every]
+    assert all(bound <= time * (1.0 + 1e-12) for bound, time in zip(together, times, strict=True))
+    assert (together < times).any()
+
+
+@pytest.mark.parametrize(("bounds", "stays"), [((3.0, 3.0), True), ((1.9, 1.7), True), ((1.5, 1.7), False)])
+def test_a_layout_waits_again_behind_what_comes_first_now(bounds: tuple[float, float], stays: bool) -> None:
+    """Two layouts with bounds of 1.0 and 1.6 get `bounds` together; the fastest so far takes 2.0."""
+    one, other = (r.choice for r in simulated("states")[:2])
+    table: Any = SimpleNamespace(choice=lambda at: (one, other)[at], design=SimpleNamespace(pipeline=None))
+    evaluation: Any = SimpleNamespace(least_path=lambda choices, _: np.array([bounds[c is other] for c in choices]))
+    first, second = (1.0, 0, 1.0, table, 0), (1.6, 1, 1.6, table, 1)
+    pool = [second]
+    together = Together(evaluation, fastest=2.0)
+    assert together.waits(pool, first, inf) is stays
+    assert sorted(each[1] for each in pool) == ([0, 1] if stays else [1])
+    assert pool[0] == min(pool)
 
 
 def test_nothing_fits_is_a_result() -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -57,25 +56,33 @@ class _Order:
     @classmethod
     def _prepare(cls, program: Program) -> _Order:
         ops = program.num_ops
-        ptr, sources = (each.tolist() for each in program.predecessors)
+        ptr, sources = program.predecessors
         own_ptr, own = program.op_streams
         computes = np.array([stream.role if stream.kind == "compute" else -1 for stream in program.streams], dtype=np.int64)
-        compute, stream = [-1] * ops, [-1] * ops
+        compute = stream = np.full(ops, -1)
         if len(own):
             held = np.diff(own_ptr)
             first = own[np.minimum(own_ptr[:-1], len(own) - 1)]
-            compute = np.where(held == 1, computes[first], -1).tolist()
-            stream = np.where((held == 1) & (computes[first] < 0), first, -1).tolist()
+            compute = np.where(held == 1, computes[first], -1)
+            stream = np.where((held == 1) & (computes[first] < 0), first, -1)
             for op in np.flatnonzero(held > 1).tolist():
                 roles = computes[own[own_ptr[op] : own_ptr[op + 1]]].tolist()
                 compute[op] = next((role for role in roles if role >= 0), -1)
-        preds, price, role = [sources[a:z] for a, z in pairwise(ptr)], program.price.tolist(), program.role.tolist()
-        two = [(*found[:2], ops, ops)[:2] for found in preds]
-        steps = [(op, *two[op], preds[op][2:], price[op], compute[op], stream[op], role[op]) for op in _sorted(program, compute)]
+        waits, two = np.diff(ptr), np.full((2, ops), ops)
+        for row in range(2):
+            some = np.flatnonzero(waits > row)
+            two[row, some] = sources[ptr[some] + row]
+        rest: list[list[int]] = [[]] * ops
+        for op in np.flatnonzero(waits > 2).tolist():
+            rest[op] = sources[ptr[op] + 2 : ptr[op + 1]].tolist()
+        order = np.array(_sorted(program, compute.tolist()), dtype=np.int64)
+        columns = [each[order].tolist() for each in (*two, program.price, compute, stream, program.role)]
+        steps = list(zip(order.tolist(), *columns[:2], [rest[op] for op in order.tolist()], *columns[2:], strict=True))
         beside: list[set[int]] = [set() for _ in program.price_keys]
-        for *_, key, _, own_stream, _ in steps:
+        for key, own_stream in set(zip(columns[2], columns[4], strict=True)):
             if own_stream >= 0:
                 beside[key].add(own_stream)
+        role = program.role.tolist()
         return cls(steps, beside, role, np.flatnonzero(np.diff(program.successors[0]) == 0).tolist())
 
 

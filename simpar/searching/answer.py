@@ -283,10 +283,16 @@ def _simulated(found: Found, choice: Choice, known: Known) -> Result:
         return simulate(choice.scenario(template)) if has_effects(template) else pricing.evaluation.result(choice)
     if key not in known:
         evaluation = Evaluation.of(pricing)
-        if has_effects(template) or evaluation.microbatches(choice) > FOLD_MICROBATCHES:
+
+        def replayed() -> Result:
+            return interpret(*evaluation.simulated(choice))
+
+        if has_effects(template):
             known[key] = simulate(choice.scenario(template), detail=evaluation.detail(choice))
+        elif evaluation.microbatches(choice) > FOLD_MICROBATCHES:
+            known[key] = simulate(choice.scenario(template), detail=evaluation.detail(choice), replayed=replayed)
         else:
-            known[key] = interpret(*evaluation.simulated(choice))
+            known[key] = replayed()
     return known[key]
 
 

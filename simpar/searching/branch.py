@@ -26,11 +26,12 @@ from simpar.searching.evaluation import Evaluation
 from simpar.searching.followers import Followers
 from simpar.searching.incumbents import Incumbents, Scored
 from simpar.searching.memory_floors import MemoryFloors
-from simpar.searching.nodes import Node, Ranked, Shape, Waiting, design_of, on_device
+from simpar.searching.nodes import Node, Ranked, Shape, Waiting, by_shape, design_of, on_device
 from simpar.searching.open_layouts import Design, OpenLayouts
 from simpar.searching.pricing import Pricing
 from simpar.searching.set_bounds import SetBounds
 from simpar.searching.space import Space
+from simpar.searching.together import Together
 
 MEMORY, BOUND, DOMINATED = "does not fit the memory", "cannot beat the best", "offloads more than it needs"
 SIMULATED_MEMORY, CONSTRAINT = "does not fit when simulated", "misses a constraint"
@@ -84,6 +85,7 @@ class Branch:
         self._swept: object = self.incumbents.limits
         self._started = time.monotonic()
         self._proven_s, self._until = 0.0, inf
+        self.together = Together(self.evaluation)
         self._scored: set[Choice] = set()
         self.glimpses: dict[object, Glimpse] = {}
 
@@ -149,7 +151,7 @@ class Branch:
         while (level := self.incumbents.next_level()) is not None:
             self._proven_s = max(self._proven_s, self.incumbents.cutoff())
             self.incumbents.level = self.capacity = self.design_bounds.capacity = level
-            self.account = Account()
+            self.account, self._swept_before = Account(), self.evaluation.swept
             self.open(nodes)
             self.go_on()
             account.evaluated.update(self.account.evaluated)
@@ -159,6 +161,7 @@ class Branch:
 
     def open(self, nodes: Sequence[Node] | None = None) -> None:
         """Let meshes and micro-batches wait to be searched; none = all of the space."""
+        self.together.start()
         for node in self.nodes() if nodes is None else nodes:
             self.push(0.0, "mesh", node, self.space.count(node[0], node[2]), mesh_key(*node[:2]))
 
@@ -332,17 +335,8 @@ class Branch:
 
     def _wait(self, table: OpenLayouts, positions: Sequence[int], least_s: float) -> None:
         """Layouts at these positions, none faster than `least_s`, to be swept with others of their shape."""
-        d = table.design
-        named: dict[Shape, list[tuple[float, int]]] = {}
-        for at in positions:
-            offload, pair = divmod(at, len(table.pairs))
-            state = table.states[int(table.pairs[pair]) % len(table.states)]
-            flags = (state.zero_stage, state.overlap_grad_reduce, state.overlap_param_gather)
-            moves = table.offloads[offload].activations > 0
-            name = Shape(d.group.pp, d.m, d.pipeline, flags, moves, on_device=moves and not least_s)
-            named.setdefault(name, []).append((max(float(table.time_s.flat[at]), least_s), at))
-        for name, layouts in named.items():
-            self._pool(name, [(time_s, table, at) for time_s, at in layouts])
+        for name, layouts in by_shape(table, positions, least_s).items():
+            self._pool(name, layouts)
 
     def _pool(self, name: Shape, layouts: Sequence[tuple[float, OpenLayouts, int]]) -> None:
         """Layouts of one shape, each with its bound, wait to be swept."""
@@ -355,12 +349,12 @@ class Branch:
 
     def open_shape(self, bound: float, payload: Shape, count: int) -> None:
         """The longest paths of the best layouts of one shape."""
-        del count
-        del bound
+        del count, bound
         pool = self.pools.get(payload, [])
         popped: list[Waiting] = []
         # Where most settings of a design are not worth a look, one layout at a time decides about the others.
         most = 1 if self.incumbents.tolerance or self.incumbents.within else LARGEST
+        together = self.incumbents.front and most == 1 and not payload.on_device
         while pool and len(popped) < most and (not popped or pool[0][0] <= self._until):
             popped.append(heapq.heappop(pool))
         take = []
@@ -374,19 +368,20 @@ class Branch:
                 reason = MEMORY if need > self.incumbents.level else ""
             if reason:
                 self._settle(reason, int(table.weight[at]), table.design)
-            else:
+            elif not (together and self.together.waits(pool, popped[0], self.incumbents.cutoff())):
                 take.append((choice, at, time_s, need, table))
         if payload.on_device:
             found, _ = self.evaluation.longest_paths([on_device(choice) for choice, *_ in take])
             known = [(max(float(v), time_s), table, at) for (_, at, time_s, _, table), v in zip(take, found, strict=True)]
             self._pool(payload._replace(on_device=False), known)
         else:
-            swept = self.evaluation.longest_paths([choice for choice, *_ in take])
+            swept = self.evaluation.longest_paths([choice for choice, *_ in take], alone=together)
             for (choice, at, time_s, need, table), value, less in zip(take, *swept, strict=True):
                 kind, weight = "undercut" if less else "timed", int(table.weight[at])
                 value = max(float(value), time_s)
                 if not less:
                     self.incumbents.timed(choice, time_s, value)
+                    self.together.fastest = min(self.together.fastest, value)
                 if most == 1 and not less and self.incumbents.cutoff() < inf and not self._reject(value, need, choice.mesh_key):
                     self.open_timed(value, (choice, need, table, at), weight)
                     continue

@@ -30,6 +30,7 @@ from simpar.schedules import Schedule
 from simpar.searching.choice import Choice
 from simpar.searching.pricing import Pricing
 from simpar.searching.shapes import shape_of, style_of
+from simpar.searching.swept import Swept
 from simpar.specs.stage_plan import rank_gpus
 from simpar.step import Priced, interpret, prepare
 
@@ -68,41 +69,6 @@ class Columns:
     index: IntArray
 
 
-class Swept:
-    """Layouts of one program whose step time is known, and what follows from it for others.
-
-    Attributes:
-        rows: float array [known, prices].
-        values: step times [known].
-    """
-
-    def __init__(self, width: int) -> None:
-        self.rows = np.zeros((0, width))
-        self.values = np.zeros(0)
-
-    def sort_out(self, prices: FloatArray) -> tuple[IntArray, dict[int, int]]:
-        """Rows of `prices` to sweep, and for the others the position (after they are added) of one that undercuts it."""
-        chosen: list[int] = []
-        below: dict[int, int] = {}
-        count = len(self.rows)
-        for row in np.argsort(prices.sum(axis=1), kind="stable").tolist():
-            under = np.flatnonzero((self.rows <= prices[row]).all(axis=1))
-            if len(under):
-                below[row] = int(under[np.argmax(self.values[under])])
-                continue
-            inside = (prices[chosen] <= prices[row]).all(axis=1)
-            if inside.any():
-                below[row] = count + int(np.argmax(inside))
-            else:
-                chosen.append(row)
-        return np.array(chosen, dtype=np.int64), below
-
-    def add(self, rows: FloatArray, values: FloatArray) -> None:
-        """Remember swept rows."""
-        self.rows = np.concatenate([self.rows, rows])
-        self.values = np.concatenate([self.values, values])
-
-
 class Evaluation:
     """Programs, prices and longest paths of one search in one process."""
 
@@ -115,7 +81,6 @@ class Evaluation:
         self._needs: dict[object, float] = {}
         self.swept = 0
         self._numbers: dict[object, int] = {}
-        self._paths: dict[tuple[int, bytes, bytes], float] = {}
         self._prices: dict[tuple[int, int], tuple[float, int]] = {}
         self._slowed: dict[object, dict[int, float]] = {}
         self._rises: dict[tuple[int, int], dict[str, float]] = {}
@@ -287,45 +252,72 @@ class Evaluation:
 
     # -- step times ---------------------------------------------------------------------------------------------------
 
-    def longest_paths(self, choices: Sequence[Choice]) -> tuple[FloatArray, NDArray[np.bool_]]:
+    def longest_paths(self, choices: Sequence[Choice], *, alone: bool = False) -> tuple[FloatArray, NDArray[np.bool_]]:
         """Step times [choices], in batches by program, and which of them are lower bounds only.
 
         Dearer prices never make a step of the same program shorter (see `engine.slowed_paths`): of layouts that share a program
         only those that no other undercuts in every price are swept; the rest take the time of one that does, as a lower bound.
+
+        Args:
+            alone: each is swept, whatever others take.
         """
         found, bound = np.empty(len(choices)), np.zeros(len(choices), dtype=bool)
-        groups: dict[int, tuple[Program, list[int], list[PriceTable]]] = {}
-        for index, choice in enumerate(choices):
-            step, table = self.prices(choice)
-            _, members, rows = groups.setdefault(id(step.program), (step.program, [], []))
-            members.append(index)
-            rows.append(table)
-        for program, members, rows in groups.values():
-            prices = np.array([np.concatenate([t.seconds, t.interference]) for t in rows])
-            known = self._swept.setdefault(id(program), Swept(prices.shape[1]))
+        if alone:
+            return np.array([self.longest_path(choice) for choice in choices]), bound
+        for program, members, prices in self._by_program(choices):
+            known = self._known_of(program, prices)
             chosen, below = known.sort_out(prices)
             if len(chosen):
-                half = prices.shape[1] // 2
-                waits = self.pricing.waits(style_of(choices[members[0]].pipeline))
-                values = makespans(program, prices[chosen, :half], prices[chosen, half:], waits=waits)
+                values = self._makespans(program, choices[members[0]], prices[chosen])
                 known.add(prices[chosen], values)
-                self.swept += len(chosen)
                 found[np.array(members)[chosen]] = values
             for row, dominator in below.items():
                 found[members[row]] = known.values[dominator]
                 bound[members[row]] = bool((known.rows[dominator] < prices[row]).any())
         return found, bound
 
+    def _by_program(self, choices: Sequence[Choice]) -> list[tuple[Program, list[int], FloatArray]]:
+        """Programs of layouts, their positions, and their prices, float array [positions, seconds and interference]."""
+        groups: dict[int, tuple[Program, list[int], list[FloatArray]]] = {}
+        for index, choice in enumerate(choices):
+            step, table = self.prices(choice)
+            _, members, rows = groups.setdefault(id(step.program), (step.program, [], []))
+            members.append(index)
+            rows.append(np.concatenate([table.seconds, table.interference]))
+        return [(program, members, np.array(rows)) for program, members, rows in groups.values()]
+
+    def _known_of(self, program: Program, prices: FloatArray) -> Swept:
+        return self._swept.setdefault(id(program), Swept(prices.shape[1]))
+
+    def _makespans(self, program: Program, like: Choice, prices: FloatArray) -> FloatArray:
+        """Step times of rows of prices of a program, which is that of the layout `like`."""
+        half = prices.shape[1] // 2
+        self.swept += len(prices)
+        return makespans(program, prices[:, :half], prices[:, half:], waits=self.pricing.waits(style_of(like.pipeline)))
+
+    def least_path(self, choices: Sequence[Choice], reach: float) -> FloatArray:
+        """Lower bounds of step times [choices]: of those that are not known to take `reach`, one longest path for all that share a
+        program, at the least of each of their prices."""
+        found = np.empty(len(choices))
+        for program, members, prices in self._by_program(choices):
+            known = self._known_of(program, prices)
+            values = np.array([known.bound(row) for row in prices])
+            if (open_ := values < reach).any():
+                least = prices[open_].min(axis=0, keepdims=True)
+                if known.bound(least[0]) < reach:
+                    known.add(least, self._makespans(program, choices[members[0]], least))
+                values[open_] = np.maximum(values[open_], known.bound(least[0]))
+            found[members] = values
+        return found
+
     def longest_path(self, choice: Choice) -> float:
         """The step time of one layout, swept whatever others with the same program are known to take."""
-        step, table = self.prices(choice)
-        key = (id(step.program), table.seconds.tobytes(), table.interference.tobytes())
-        if key not in self._paths:
-            self.swept += 1
-            waits = self.pricing.waits(style_of(choice.pipeline))
-            found = makespans(step.program, table.seconds[None], table.interference[None], waits=waits)
-            self._paths[key] = float(found[0])
-        return self._paths[key]
+        [(program, _, prices)] = self._by_program([choice])
+        known = self._known_of(program, prices)
+        same = np.flatnonzero((known.rows == prices).all(axis=1))
+        if not len(same):
+            known.add(prices, self._makespans(program, choice, prices))
+        return float(known.values[same[0] if len(same) else -1])
 
     def device_bytes(self, choice: Choice, allocated: FloatArray | None) -> float | None:
         """What the fullest device uses, the allocator's view included; None where that depends on time.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
@@ -33,6 +34,19 @@ class Shape(NamedTuple):
     on_device: bool
 
 
+def by_shape(table: OpenLayouts, positions: Sequence[int], least_s: float) -> dict[Shape, list[tuple[float, OpenLayouts, int]]]:
+    """Layouts at some positions of a table by what they share, each with its bound, none below `least_s`."""
+    d, found = table.design, dict[Shape, list[tuple[float, OpenLayouts, int]]]()
+    for at in positions:
+        offload, pair = divmod(at, len(table.pairs))
+        state = table.states[int(table.pairs[pair]) % len(table.states)]
+        flags = (state.zero_stage, state.overlap_grad_reduce, state.overlap_param_gather)
+        moves = table.offloads[offload].activations > 0
+        name = Shape(d.group.pp, d.m, d.pipeline, flags, moves, on_device=moves and not least_s)
+        found.setdefault(name, []).append((max(float(table.time_s.flat[at]), least_s), table, at))
+    return found
+
+
 def on_device(choice: Choice) -> Choice:
     """The same layout with all activations on the device."""
     return replace(choice, offload=Offload(0.0, choice.offload.optimizer))
@@ -62,4 +76,4 @@ class Ranked:
     left: list[int]
 
 
-__all__ = ["Node", "Ranked", "Shape", "Waiting", "design_of", "on_device"]
+__all__ = ["Node", "Ranked", "Shape", "Waiting", "by_shape", "design_of", "on_device"]
