@@ -14,16 +14,18 @@ from simpar.specs.scenario import make_scenario
 from simpar.step import cost_models
 
 
-def launched(framework: str, phase: str, *, document: int = 0, **plan: Any) -> float:
-    """Host seconds of a layer of Qwen3-8B on a sequence of 8192 tokens."""
+def launched(
+    framework: str, phase: str, *, document: int = 0, version: str = "2026-07", model: str = "qwen3-8b", block: int = 1, **plan: Any
+) -> float:
+    """Host seconds of a layer of a model on a sequence of 8192 tokens."""
     chosen = make_scenario({
-        "model": "qwen3-8b", "framework": framework, "framework_version": "2025-12",
+        "model": model, "framework": framework, "framework_version": version,
         "cluster": {"hardware": "dgx-h100", "num_nodes": 1}, "plan": {"tp": 2, **plan},
         "training": {"sequence_length": 8192, "global_batch_size": 8, "document_lengths": (document,) if document else ()},
     })  # fmt: skip
     layout = Layout.of(chosen, 1)
     pricer = LayoutPricer(layout, *cost_models(chosen, layout.hardware))
-    return launch_seconds(pricer.layout, pricer.block(layout.stage_blocks[0][1], phase), phase)
+    return launch_seconds(pricer.layout, pricer.block(layout.stage_blocks[0][block], phase), phase)
 
 
 def more(framework: str, phase: str, **plan: Any) -> float:
@@ -49,6 +51,24 @@ def test_a_fused_one_does_not(phase: str) -> None:
 @pytest.mark.parametrize("phase", ["F", "B"])
 def test_splitting_heads_by_all_to_all_puts_chunks_of_documents_in_order(phase: str, cp: int) -> None:
     assert more("megatron-core", phase, cp=cp, cp_style="ulysses") == pytest.approx(2 * cp * REORDERED[phase] * 9e-6)
+
+
+@pytest.mark.parametrize(
+    ("version", "rotated", "reordered"),
+    [("2025-09", 24, 0), ("2025-12", 0, 48), ("2026-05", 0, 48), ("2026-06", 24, 48), ("2026-08", 24, 48), ("2026-09", 0, 0)],
+)
+def test_when_documents_go_one_by_one(version: str, rotated: int, reordered: int) -> None:
+    """Launches of a forward for each document, and for each of its chunks."""
+    forward = more("megatron-bridge-tuning", "F", version=version)
+    assert forward == pytest.approx(rotated * 9e-6)
+    spread = more("megatron-bridge-tuning", "F", version=version, cp=2, cp_style="ulysses")
+    assert spread - forward == pytest.approx(4 * reordered * 9e-6)
+
+
+def test_layers_without_a_rotary_embedding_turn_none() -> None:
+    assert more("megatron-core", "F", model="gpt3-175b") == pytest.approx(0.0)
+    mamba = {"model": "nemotron3-nano-30b-a3b", "tp": 1, "cp": 2, "cp_style": "ulysses"}
+    assert more("megatron-core", "F", **mamba) == pytest.approx(0.0)
 
 
 @pytest.mark.parametrize(

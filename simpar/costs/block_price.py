@@ -65,6 +65,7 @@ class BlockPrice:
         weights, containers: weights, each in a module of its own, and modules around those.
         matrices: weights of products, those of queries, keys and values in one.
         pairs: low-rank pairs beside linears.
+        attentions, rotaries: softmax attentions, and the rotary embeddings of their queries and keys.
         repeats_modules, repeats_experts: whether products of weights run again, and so their modules; whether those of experts do,
             and so the exchange that brings their rows.
         called: of `collectives`, those that all ranks of a group call together, by dimension (sends have two ends).
@@ -82,6 +83,8 @@ class BlockPrice:
     containers: int = 0
     matrices: int = 0
     pairs: int = 0
+    attentions: int = 0
+    rotaries: int = 0
     repeats_modules: bool = False
     repeats_experts: bool = False
     called: tuple[tuple[str, int], ...] = ()

@@ -114,16 +114,17 @@ def launch_seconds(layout: Layout, price: BlockPrice, phase: str) -> float:
 
 
 def _documents_s(layout: Layout, price: BlockPrice, phase: str, forwards: float) -> float:
-    """Host time of what goes through packed documents one by one, around each attention, in a phase with so many forwards."""
+    """Host time of what goes through packed documents one by one, in a phase with so many forwards."""
     host, training, plan = layout.framework.host, layout.training, layout.plan
     lengths = training.document_lengths
-    if not (lengths and host.document_loops and price.containers and any(name == "attention" for name, _ in price.terms)):
+    if not lengths:
         return 0.0
     backwards, found = float(phase != "F"), 0.0
-    if not layout.framework.kernels.fused_rope:
-        found += 2 * (forwards * ROTATED["F"] * host.launch_s + backwards * ROTATED["B"] * host.backward_launch_s)
-    if plan.cp > 1 and plan.cp_style == "ulysses":
-        found += 2 * plan.cp * (forwards * REORDERED["F"] + backwards * REORDERED["B"]) * host.launch_s
+    if host.rotates_each_document and not layout.framework.kernels.fused_rope:
+        each = forwards * ROTATED["F"] * host.launch_s + backwards * ROTATED["B"] * host.backward_launch_s
+        found += 2 * price.rotaries * each
+    if host.reorders_each_document and plan.cp > 1 and plan.cp_style == "ulysses":
+        found += 2 * plan.cp * price.attentions * (forwards * REORDERED["F"] + backwards * REORDERED["B"]) * host.launch_s
     return training.micro_batch_size * training.sequence_length * len(lengths) / sum(lengths) * found
 
 

@@ -37,7 +37,7 @@ from simpar.parallel.keys import (
     TiedReduce,
 )  # fmt: skip
 from simpar.parallel.layout import Layout
-from simpar.parallel.modules import containers, matrices, pairs, weights
+from simpar.parallel.modules import attentions, containers, matrices, pairs, rotaries, weights
 from simpar.parallel.traffic import send_collectives, state_collectives
 from simpar.parallel.work import (
     AttentionWork,
@@ -195,7 +195,7 @@ class LayoutPricer:
             if hides_exchanges(self.layout, block, phase):
                 found = without_hidden(found, self.hidden_share(block))
             found = replace(found, weights=weights(layer := block.layer), containers=containers(layer), matrices=matrices(layer))
-            self._blocks[key] = replace(found, pairs=pairs(block))
+            self._blocks[key] = replace(found, pairs=pairs(block), attentions=attentions(layer), rotaries=rotaries(layer))
         return self._blocks[key]
 
     def _alone(self, block: LocalBlock, phase: str) -> BlockPrice:

@@ -28,9 +28,9 @@ def attention(layer: Layer, node: Attention, plan: KernelPlan) -> Kernel:
         keeps[2] = Kept(node.inputs[2], _viewed(layer, node.inputs[2], node.value_dim), HALF)
     keeps.append(kept_whole(layer, out))
     rows, fused = (node.batch, node.queries, node.heads), plan.beyond(layer.size(node.head_dim)) != "unfused"
-    # torch's own math attention runs in fp32 whatever its inputs are.
+    # torch's own math attention runs in fp32 whatever its inputs are; its time is priced as that in 16 bits.
     if not fused and plan.library.unfused_attention_fp32 and plan.element == HALF:
-        return Kernel(node, launches=4, keeps=(*_kept_in_fp32(layer, node, path), kept_whole(layer, out)))
+        return Kernel(node, launches=4, keeps=(*_kept_in_fp32(layer, node, path, plan), kept_whole(layer, out)))
     if fused:
         keeps.append(Kept(f"{path}/lse", rows, 4.0))
     else:
@@ -48,14 +48,14 @@ def attention(layer: Layer, node: Attention, plan: KernelPlan) -> Kernel:
     return Kernel(node, launches=1 if fused else 4, keeps=tuple(keeps))
 
 
-def _kept_in_fp32(layer: Layer, node: Attention, path: str) -> tuple[Kept, ...]:
+def _kept_in_fp32(layer: Layer, node: Attention, path: str, plan: KernelPlan) -> tuple[Kept, ...]:
     """What torch's own attention keeps of 16-bit inputs (aten/native/transformers/attention.cpp): in fp32 queries and keys times
-    the scale, values, keys and values for every query head, and the softmax output."""
+    the scale, values, keys and values for every query head, and the softmax output; under dropout its mask and output too."""
     rows, keys = (node.batch, node.queries, node.heads), layer.size(node.keys)
-    wide = keys / layer.size(node.queries) * 4.0
+    wide, scores = keys / layer.size(node.queries) * 4.0, (9.0 if plan.dropout else 4.0) * keys
     return (
         Kept(f"{path}/scaled_queries", (*rows, node.head_dim), 4.0), Kept(f"{path}/scaled_keys", (*rows, node.head_dim), wide),
-        Kept(f"{path}/wide_values", (*rows, node.value_dim), wide), Kept(f"{path}/softmax", rows, 4.0 * keys),
+        Kept(f"{path}/wide_values", (*rows, node.value_dim), wide), Kept(f"{path}/softmax", rows, scores),
     )  # fmt: skip
 
 

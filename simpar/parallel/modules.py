@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
-from simpar.graph.types import Einsum, Layer
+from simpar.graph.types import Attention, Einsum, Elementwise, Layer
 from simpar.parallel.blocks import LocalBlock
 
 _CONTAINERS: Final = 3
@@ -32,6 +32,18 @@ def weights(layer: Layer) -> int:
 def matrices(layer: Layer) -> int:
     """Weights of products where queries, keys and values share one, as in Megatron-LM's modules; the experts' count as one."""
     return sum(isinstance(node, Einsum) and bool(node.weight) for node in layer.nodes)
+
+
+@lru_cache(maxsize=4096)
+def attentions(layer: Layer) -> int:
+    """Softmax attentions of a layer; scans are none."""
+    return sum(isinstance(node, Attention) for node in layer.nodes)
+
+
+@lru_cache(maxsize=4096)
+def rotaries(layer: Layer) -> int:
+    """Rotary embeddings of a layer, each of queries and keys."""
+    return sum(isinstance(node, Elementwise) and node.op.endswith("rope") for node in layer.nodes)
 
 
 def pairs(block: LocalBlock) -> int:

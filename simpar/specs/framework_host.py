@@ -19,8 +19,8 @@ class Host(Policy):
         layer_slowdown: how many times that takes on another kind of CPU; None = as much longer as a launch does.
         op_layer_cpu_s: host time that a policy which decides op by op what a checkpointed layer keeps adds to its forward and
             to its backward where operations are dispatched eagerly (torch's create_selective_checkpoint_contexts: modes in Python).
-        document_loops: where sequences hold several documents, an unfused rotary embedding and context parallelism by all-to-all go
-            through these one by one (costs/host.py, `_documents_s`).
+        rotates_each_document, reorders_each_document: where sequences hold several documents, an unfused rotary embedding, and
+            context parallelism by all-to-all, go through these one by one (costs/host.py, `_documents_s`).
         expert_layer_cpu_s: host time of a forward in which it waits for the tokens of each expert (`Layout.host_counts_tokens`).
         collective_cpu_s: host time to issue one collective inside a layer (tensor, context, expert).
         tensor_module_cpu_s: host time that tensor parallelism adds to a product or a norm in a forward and in a backward where
@@ -43,7 +43,8 @@ class Host(Policy):
     layer_cpu_s: float = 150e-6
     layer_slowdown: float | None = None
     op_layer_cpu_s: tuple[float, float] = (0.0, 0.0)
-    document_loops: bool = False
+    rotates_each_document: bool = False
+    reorders_each_document: bool = False
     expert_layer_cpu_s: float = 0.0
     collective_cpu_s: float = 50e-6
     tensor_module_cpu_s: tuple[float, float] = (0.0, 0.0)

@@ -62,7 +62,7 @@ _MEGATRON: Final = (
             "attention": (("", "fa2"),), "zero_stage_default": 1, "overlap_grad_reduce": True, "reduces_together": True,
             "bucket_elements_min": 40e6, "bucket_elements_per_rank": 1e6, "overlap_p2p_interleaved": True,
             "optimizer_traffic_bytes": 34.0, "overlap_p2p_zero_bubble": True, "layer_cpu_s": 1.7e-3, "expert_layer_cpu_s": 4.4e-3,
-            "document_loops": True,
+            "rotates_each_document": True,
             "weight_gradients": "each", "fp8_weight_cache": True,
             "engine_workspace_bytes": (("", 4 * MiB), ("hopper", 32 * MiB), ("blackwell", 32 * MiB)),
         },
@@ -107,14 +107,19 @@ _MEGATRON: Final = (
         {"attention_head_dim": (("blackwell", 192, "fa2"), ("", 256, "unfused"))},
         "TransformerEngine fused_attn.cpp: heads of 192 and 128 train on sm_100 from cuDNN 9.11 on (NGC 25.07), of 256 from 9.23 "
         "on; until then get_attention_backend is left with FlashAttention 2 (head_dim_qk <= 256 on sm_100)"),
-    Row((2025, 10), {"saves_exchanged_output": True, "one_queue": False},
+    Row((2025, 10), {"saves_exchanged_output": True, "one_queue": False, "rotates_each_document": False},
         "TransformerEngine 2.8: attention with all-to-all context parallelism saves its output before the exchange; Megatron-LM "
-        "arguments.py: Megatron-FSDP refuses CUDA_DEVICE_MAX_CONNECTIONS=1"),
+        "arguments.py: Megatron-FSDP refuses CUDA_DEVICE_MAX_CONNECTIONS=1; rope_utils.py 6fe43ce2: one turn of all documents"),
     Row((2025, 11), {"grouped_weight_gradients": "shapes"},
         "TransformerEngine 2.10: grouped linear layers use the placeholders too"),
+    Row((2025, 12), {"reorders_each_document": True},
+        "TransformerEngine 2.11 (a75da0ca) context_parallel.py: packed documents under all-to-all context parallelism"),
     Row((2026, 1), {"layer_slowdown": 1.0},
         "TransformerEngine's linear took the host 90 to 100 us on Grace, 2.4 to 2.7 times torch's (issue 2053, 2025-08), and takes "
         "nearly torch's since (issue 2126, 2026-01); what a layer takes on Grace then is read off runs (host.layer_slowdown)"),
+    Row((2026, 6), {"rotates_each_document": True}, "Megatron-LM rope_utils.py d30e1652: documents one by one again"),
+    Row((2026, 9), {"rotates_each_document": False, "reorders_each_document": False},
+        "Megatron-LM e4ba3a30 (2026-08-17): all documents at once; TransformerEngine 2.18 (70101184): chunks put in order at once"),
 )  # fmt: skip
 
 _BF16_OPTIMIZER: Final = "DeepSpeed engine.py, bf16 without ZeRO is bf16_optimizer.py's, whose fp32 states are sharded (PR 1801)"

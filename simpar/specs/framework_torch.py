@@ -133,7 +133,8 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
               "attention": (("", "unfused"),), "abilities": (), "recompute_default": "none",
               "loss": "fused", "loss_work": (("fused", "cross_entropy", 2.0, 4.0),), "logits_fp32_copies": 0.0,
               "wgrad_accumulation_fusion": True, "gradients_persist": True, "gradient_dtype": "bf16",
-              "gradient_reduce_dtype": "bf16", "optimizer_traffic_bytes": 32.0, "layer_cpu_s": 0.0},
+              "gradient_reduce_dtype": "bf16", "optimizer_traffic_bytes": 32.0, "layer_cpu_s": 0.0,
+              "unfused_attention_fp32": False},
              "llm.c train_gpt2.cu and llmc/*.cuh (f1e2ace): vocabulary padded to 128 words; fused_residual_forward5 (addition and "
              "LayerNorm), gelu.cuh, fused_classifier.cuh (16-bit logits read twice and overwritten by their gradient); "
              "matmul_backward accumulates into 16-bit gradients, which are zeroed once a step; attention.cuh without cuDNN "
