@@ -8,7 +8,7 @@ import pytest
 
 from simpar.evidence.row_complete import completed
 from simpar.evidence.row_framework import stated_precision
-from simpar.evidence.row_plan import _offload
+from simpar.evidence.row_plan import _fused, _loss, _offload
 from simpar.evidence.row_recompute import recompute_of
 from simpar.evidence.row_values import read_values
 from simpar.specs.framework import framework
@@ -93,3 +93,16 @@ def test_layers_that_rows_cannot_state_are_the_named_model_s(name: str, preset: 
 )
 def test_offload_that_names_no_part(row: dict[str, Any], parts: set[str]) -> None:
     assert set(_offload(row, 1).get("offload", {})) == parts
+
+
+@pytest.mark.parametrize(
+    "words", ["non-fused RMSNorm", "without fused RMSNorm", "not fused rope", "un-fused norm", "no fused norm", "unfused norm"]
+)
+def test_kernels_that_are_said_not_to_be_fused(words: str) -> None:
+    assert _fused(words) == []
+    assert _fused(f"{words}; fused SwiGLU") == ["SwiGLU"]
+
+
+@pytest.mark.parametrize(("words", "loss"), [("without fused cross entropy", None), ("non-fused cross entropy", "unfused")])
+def test_losses_that_are_said_not_to_be_fused(words: str, loss: str | None) -> None:
+    assert _loss({"notes": words}, framework("megatron-core")).get("cross_entropy") == loss

@@ -52,19 +52,21 @@ OPTIMIZERS: Final = (
     (r"adam", "adam"),
 )
 
+_SAID: Final = r"(?<!no )(?<!not )(?<!without )(?<![-\w])"
+"""Before a word: it begins there and is not denied ("non-fused")."""
 _KERNEL: Final = (
     r"(?:rms-?norm|layer-?norm|norm|rotary(?: (?:position )?embeddings?)?|rope|swi-?glu|activations?|"
     r"(?:linear )?cross.entropy|adamw)s?"
 )
-_FUSED: Final = re.compile(rf"(?<!no )\bfused ({_KERNEL}(?:(?:,? and |,\s*|\s*[/+]\s*){_KERNEL})*)", re.IGNORECASE)
+_FUSED: Final = re.compile(rf"{_SAID}fused ({_KERNEL}(?:(?:,? and |,\s*|\s*[/+]\s*){_KERNEL})*)", re.IGNORECASE)
 """A list of what a run's single kernels are; xformers' SwiGLU is one whether or not that is said."""
 _KERNELS: Final = ((r"norm", "norm"), (r"rotary|rope", "rope"), (r"glu|activation", "activation"))
 
 LOSSES: Final = (
     (r"fused linear cross.entropy|\blinear cross.entropy", "linear"),
-    (r"cross.entropy fusion on|\bfoak\b|unsloth|(?<!no )\bfused cross.entropy|\bxentropy\b", "fused"),
+    (rf"cross.entropy fusion on|\bfoak\b|unsloth|{_SAID}fused cross.entropy|\bxentropy\b", "fused"),
     (r"chunked cross.entropy", "chunked"),
-    (r"unfused cross.entropy", "unfused"),
+    (r"(?:un|non)-?fused cross.entropy", "unfused"),
 )
 """Pattern in the notes -> the loss that a run names."""
 
@@ -74,11 +76,15 @@ CP_STYLES: Final = (
     (r"torch context_parallel", "all_gather"),  # torch's ring gathers keys and values by default
     (r"ring|p2p", "ring"),
 )
+_UNUSED: Final = r"(?!\s*[:=(]?\s*(?:(?:is|are|was|were)\s+)?(?:not(?! overlap)|disabled|off)\b)"
+"""After a name: it is not said to be off."""
 DISPATCHERS: Final = (
-    (r"(?<!no )(?<!without )hybrid[-_ ]?ep\b", "hybridep"),
-    (r"(?<!no )(?<!without )deep[-_ ]?ep\b", "deepep"),
+    (rf"{_SAID}hybrid[-_ ]?ep\b{_UNUSED}", "hybridep"),
+    (rf"{_SAID}deep[-_ ]?ep\b{_UNUSED}", "deepep"),
 )
 """Pattern in moe_routing, else in the notes -> what exchanges tokens."""
+_ALL_TO_ALL: Final = ((rf"{_SAID}(?:all[-_ ]?to[-_ ]?all|a2a)\b{_UNUSED}", "alltoall"),)
+"""The same in moe_routing alone: notes say so of traffic, whatever carries it."""
 
 
 def _first(table: tuple[tuple[str, str], ...], text: object) -> str | None:
@@ -126,13 +132,15 @@ def plan_of(row: Row, framework: FrameworkSpec) -> tuple[dict[str, Any], list[st
 
 
 def _exchange(row: Row, plan: dict[str, Any], framework: FrameworkSpec, notes: list[str]) -> dict[str, Any]:
-    """What exchanges experts' tokens, and whether beside computation: not of hybrids, and in pipelines of virtual stages alone."""
-    stated = _first(DISPATCHERS, row.get("moe_routing")) or _first(DISPATCHERS, row.get("notes"))
+    """What exchanges experts' tokens, and whether beside computation: where neither is said, not of hybrids, and in pipelines of
+    virtual stages alone."""
+    stated = _first((*DISPATCHERS, *_ALL_TO_ALL), row.get("moe_routing")) or _first(DISPATCHERS, row.get("notes"))
     beside, usual = row.get("overlap_ep"), framework.conventions.ep_dispatcher
     whole = re.search(r"full[-_ ]iter(?!.*assumed)", str(row.get("cuda_graphs")), re.IGNORECASE)
     if framework.conventions.graphed_exchange and plan["ep"] > 1 and whole:
         usual = framework.conventions.graphed_exchange
-        if beside is None and (plan["pp"] == 1 or plan["virtual_stages"] > 1) and not HYBRID.search(str(row.get("arch"))):
+        chunks = plan["pp"] == 1 or plan["virtual_stages"] > 1
+        if stated is None and beside is None and chunks and not HYBRID.search(str(row.get("arch"))):
             beside = True
             notes.append("graphs hold whole iterations: experts' exchange beside computation, as in the framework's recipes")
     return {"overlap_ep": bool(beside), "ep_dispatcher": stated or usual}
