@@ -83,6 +83,11 @@ DISPATCHERS: Final = (
     (rf"{_SAID}deep[-_ ]?ep\b{_UNUSED}", "deepep"),
 )
 """Pattern in moe_routing, else in the notes -> what exchanges tokens."""
+_FORCED: Final = re.compile(rf"{_SAID}forced?[-_ ](?:load[-_ ])?balanc", re.IGNORECASE)
+"""In moe_routing: loads are even whatever the data."""
+_NATURAL: Final = re.compile(rf"aux-loss-free|{_SAID}natural|{_SAID}real (?:rout|data|tok)", re.IGNORECASE)
+_CAPACITY: Final = re.compile(r"(?:capacity(?: factor)?|\bcf)[\s=:]{0,3}(?!\d{3})(\d+(?:\.\d+)?)(?!\.?\d|\s*tokens)", re.IGNORECASE)
+"""A factor, at most 99: a larger number, or one of tokens, is what an expert takes."""
 _ALL_TO_ALL: Final = ((rf"{_SAID}(?:all[-_ ]?to[-_ ]?all|a2a)\b{_UNUSED}", "alltoall"),)
 """The same in moe_routing alone: notes say so of traffic, whatever carries it."""
 
@@ -375,10 +380,11 @@ def untrained(row: Row) -> bool:
 
 def _routing(text: str, task: str) -> dict[str, Any]:
     """How tokens spread over experts, as a row says or, where it does not, as what it trains implies."""
-    capacity = re.search(r"(?:capacity(?: factor)?|\bcf)[\s=:]{0,3}(\d+(?:\.\d+)?)", text, re.IGNORECASE)
+    capacity = _CAPACITY.search(text)
     table: dict[str, Any] = {"kind": "balanced"}
-    trained = re.match(r"sft|lora|qlora|full|dpo|rl\b", task) is not None and not re.search(r"balance|capacity|drop\b", text)
-    if re.search(r"aux-loss-free|natural|\breal (?:rout|data|tok)", text) or trained:
+    balanced = re.search(r"balance|capacity|drop\b|not (?:natural|real)", text, re.IGNORECASE) is not None
+    trained = re.match(r"sft|lora|qlora|full|dpo|rl\b", task) is not None and not balanced
+    if not _FORCED.search(text) and (_NATURAL.search(text) or trained):
         # Fine-tuning keeps the router of its checkpoint. One that has not been trained spreads loads by about their mean, as in the
         # first steps of a pre-training.
         table = {"kind": "lognormal", **({"spread": 1.0} if "random init" in text else {})}
