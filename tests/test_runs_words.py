@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from simpar.evidence.row_adapters import adapters_of
 from simpar.evidence.row_complete import completed
 from simpar.evidence.row_framework import stated_precision
 from simpar.evidence.row_plan import _fused, _loss, _offload
@@ -106,3 +107,27 @@ def test_kernels_that_are_said_not_to_be_fused(words: str) -> None:
 @pytest.mark.parametrize(("words", "loss"), [("without fused cross entropy", None), ("non-fused cross entropy", "unfused")])
 def test_losses_that_are_said_not_to_be_fused(words: str, loss: str | None) -> None:
     assert _loss({"notes": words}, framework("megatron-core")).get("cross_entropy") == loss
+
+
+@pytest.mark.parametrize(
+    ("notes", "modules"),
+    [
+        ("QK-norm on q and k", None), ("LoRA rank 16, k and v repeated", None), ("LoRA; tuned up and down", None),
+        ("LoRA rank 16 on q,k,v,o", "attention"), ("LoRA r=8, alpha 32, on q and v", "qv"),
+        ("target modules: gate, up, down", "mlp"),
+        ("LoRA (q, k, v, o, gate, up, down)", "all"), ("adapters on the Q and V", "qv"), ("q_proj and v_proj", "qv"),
+    ],
+)  # fmt: skip
+def test_notes_name_the_modules_of_adapters_where_they_speak_of_adapters(notes: str, modules: str | None) -> None:
+    assert adapters_of({"task": "lora", "notes": notes}, framework("transformers")).get("lora_modules") == modules
+
+
+@pytest.mark.parametrize(
+    ("targets", "modules"),
+    [
+        ("linear_qkv,linear_proj,linear_fc1,linear_fc2", "all"), ("linear_qkv, linear_proj", "attention"),
+        ("*.linear_fc1 *.linear_fc2", "mlp"), ("linear_q_proj, linear_kv_down_proj, linear_kv_up_proj", "attention"),
+    ],
+)  # fmt: skip
+def test_modules_of_adapters_by_the_names_of_megatron(targets: str, modules: str) -> None:
+    assert adapters_of({"task": "lora", "lora_target_modules": targets}, framework("megatron-bridge"))["lora_modules"] == modules
