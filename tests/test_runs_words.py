@@ -56,7 +56,8 @@ def test_full_recomputation_of_whatever_else_is_said() -> None:
     ("name", "preset"),
     [
         ("Vicuna-7B-v1.5", "llama2-7b"), ("LLaMA-7B", "llama2-7b"), ("open_llama_7b_v2", "llama2-7b"), ("LLaMA-65B", None),
-        ("TinyLlama-1.1B", "tinyllama-1.1b"), ("CodeLlama-7B", None), ("Mistral 7B v0.1", "mistral-7b-v0.3"),
+        ("TinyLlama-1.1B", "tinyllama-1.1b"), ("CodeLlama-7B", None), ("Code Llama 7B", None),
+        ("LLaMA-7B-MoE", None), ("DeepSeek-R1-Distill-Qwen-1.5B", None), ("Mistral 7B v0.1", "mistral-7b-v0.3"),
         ("DeepSeek-R1-Distill-Llama-8B", "llama3.1-8b"), ("DeepSeek-R1-Distill-Qwen-7B", "qwen2.5-7b"), ("Qwen2-7B", "qwen2.5-7b"),
         ("Nemotron-4 15B", "nemotron4-15b"), ("Llama-3.2-3B", "llama3.2-3b"), ("Llama 2 70B", "llama2-70b"),
     ],
@@ -64,6 +65,15 @@ def test_full_recomputation_of_whatever_else_is_said() -> None:
 def test_names_of_models_with_the_dimensions_of_a_shipped_one(name: str, preset: str | None) -> None:
     notes = completed({"model_name": name})[1]
     assert notes == ([f"model dimensions not stated: those of {preset}"] if preset else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "window"),
+    [("Mistral-7B-Instruct-v0.1", 4096), ("Zephyr 7B beta", 4096), ("Mistral 7B v0.3", None), ("Mistral-7B-Instruct-v0.2", None)],
+)
+def test_windows_of_models_that_the_shipped_one_lacks(name: str, window: int | None) -> None:
+    assert completed({"model_name": name})[0].get("attn_window") == window
+    assert completed({"model_name": name, "attn_window": "full"})[0]["attn_window"] == "full"
 
 
 @pytest.mark.parametrize(
