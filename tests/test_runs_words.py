@@ -9,6 +9,7 @@ import pytest
 from simpar.evidence.row_adapters import adapters_of
 from simpar.evidence.row_complete import completed
 from simpar.evidence.row_framework import stated_precision
+from simpar.evidence.row_machine import _named_memory
 from simpar.evidence.row_plan import _fused, _loss, _offload
 from simpar.evidence.row_recompute import recompute_of
 from simpar.evidence.row_values import read_values
@@ -141,3 +142,14 @@ def test_notes_name_the_modules_of_adapters_where_they_speak_of_adapters(notes: 
 )  # fmt: skip
 def test_modules_of_adapters_by_the_names_of_megatron(targets: str, modules: str) -> None:
     assert adapters_of({"task": "lora", "lora_target_modules": targets}, framework("megatron-bridge"))["lora_modules"] == modules
+
+
+@pytest.mark.parametrize(
+    ("gpu", "memory"),
+    [
+        ("GH200 480GB", None), ("GH200 (96 GB HBM3, 480 GB LPDDR5X)", 96), ("GH200 144G HBM3e, 480 GB", 144),
+        ("GH200 (480 GB LPDDR5X, 96 GB HBM3)", 96), ("A100-SXM4-40GB", 40), ("A10G", None),
+    ],
+)  # fmt: skip
+def test_memory_in_the_name_of_a_gpu(gpu: str, memory: int | None) -> None:
+    assert _named_memory(gpu) == memory
