@@ -751,6 +751,8 @@ def test_a_row_without_an_id_is_named_by_its_line(tmp_path: Path) -> None:
         ("natural (random init)", "pretrain", {"kind": "lognormal", "spread": 1.0}),
         ("aux-loss-free balanced, dropless", "pretrain", {"kind": "lognormal"}),
         ("", "sft", {"kind": "lognormal"}),
+        ("", "Fine-tuning", {"kind": "lognormal"}),
+        ("", "full pre-training", {"kind": "balanced"}),
         ("dropless, router as loaded", "lora", {"kind": "lognormal"}),
         ("capacity factor 1.5", "sft", {"kind": "balanced", "capacity_factor": 1.5}),
         ("forced balance, real data", "pretrain", {"kind": "balanced"}),

@@ -105,6 +105,7 @@ def test_hybrid_sharding_is_within_a_node_unless_a_row_says_otherwise(word: str)
         ({"notes": "DeepEP: off"}, "alltoall"),
         ({"moe_routing": "DeepEP, not HybridEP"}, "deepep"),
         ({"moe_routing": "DeepEP not overlapped"}, "deepep"),
+        ({"moe_routing": "DeepEP (not HybridEP)"}, "deepep"),
         ({"moe_routing": "all-to-all by DeepEP"}, "deepep"),
         ({"framework": "Hai-LLM", "moe_routing": "alltoall dispatcher"}, "alltoall"),
         ({"framework": "Hai-LLM"}, "deepep"),

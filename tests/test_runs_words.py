@@ -8,7 +8,7 @@ import pytest
 
 from simpar.evidence.row_adapters import adapters_of
 from simpar.evidence.row_complete import completed
-from simpar.evidence.row_framework import stated_precision
+from simpar.evidence.row_framework import attention_of, framework_of, stated_precision
 from simpar.evidence.row_machine import _named_memory
 from simpar.evidence.row_plan import _fused, _loss, _offload
 from simpar.evidence.row_recompute import recompute_of
@@ -153,3 +153,30 @@ def test_modules_of_adapters_by_the_names_of_megatron(targets: str, modules: str
 )  # fmt: skip
 def test_memory_in_the_name_of_a_gpu(gpu: str, memory: int | None) -> None:
     assert _named_memory(gpu) == memory
+
+
+@pytest.mark.parametrize(
+    ("row", "kernel"),
+    [
+        ({"notes": "no eager attention"}, "auto"), ({"notes": "2x faster than eager attention"}, "auto"),
+        ({"flash_attention": "FA2 (no eager fallback)"}, "fa2"), ({"flash_attention": "flash (math disabled)"}, "auto"),
+        ({"notes": "math backend is off"}, "auto"), ({"flash_attention": "eager, not flash"}, "unfused"),
+        ({"flash_attention": "eager (no flash)"}, "unfused"), ({"notes": "eager attention instead of flash"}, "unfused"),
+        ({"flash_attention": "SDPA without math or eager"}, "auto"), ({"notes": "fused norm; eager attention"}, "unfused"),
+    ],
+)  # fmt: skip
+def test_kernels_of_attention_that_a_run_does_without(row: dict[str, Any], kernel: str) -> None:
+    assert attention_of(row) == kernel
+
+
+@pytest.mark.parametrize(
+    ("row", "tuning"),
+    [
+        ({"task": "SFT"}, True), ({"task": "supervised fine-tuning"}, True), ({"task": "full fine-tuning"}, True),
+        ({"task": "Full-parameter"}, True), ({"lora_rank": 16}, True), ({"task": "LoRA"}, True),
+        ({"task": "full pre-training"}, False), ({"task": "pretrain"}, False), ({}, False),
+    ],
+)  # fmt: skip
+def test_tasks_that_fine_tune(row: dict[str, Any], tuning: bool) -> None:
+    name = framework_of({"framework": "Megatron-Bridge 26.06", "model_name": "Qwen3-8B", **row})[0]
+    assert name == ("megatron-bridge-tuning" if tuning else "megatron-bridge")

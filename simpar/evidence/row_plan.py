@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from simpar.evidence.row_adapters import adapted, adapters_of
 from simpar.evidence.row_complete import MOST_MICRO_BATCHES, RATE_ALONE
-from simpar.evidence.row_framework import attention_of, narrow_modules, stated_precision
+from simpar.evidence.row_framework import OFF, attention_of, narrow_modules, stated_precision, tunes
 from simpar.evidence.row_machine import CannotExpress
 from simpar.evidence.row_model import HYBRID
 from simpar.evidence.row_recompute import recompute_of
@@ -76,11 +76,9 @@ CP_STYLES: Final = (
     (r"torch context_parallel", "all_gather"),  # torch's ring gathers keys and values by default
     (r"ring|p2p", "ring"),
 )
-_UNUSED: Final = r"(?!\s*[:=(]?\s*(?:(?:is|are|was|were)\s+)?(?:not(?! overlap)|disabled|off)\b)"
-"""After a name: it is not said to be off."""
 DISPATCHERS: Final = (
-    (rf"{_SAID}hybrid[-_ ]?ep\b{_UNUSED}", "hybridep"),
-    (rf"{_SAID}deep[-_ ]?ep\b{_UNUSED}", "deepep"),
+    (rf"{_SAID}hybrid[-_ ]?ep\b(?!{OFF})", "hybridep"),
+    (rf"{_SAID}deep[-_ ]?ep\b(?!{OFF})", "deepep"),
 )
 """Pattern in moe_routing, else in the notes -> what exchanges tokens."""
 _FORCED: Final = re.compile(rf"{_SAID}forced?[-_ ](?:load[-_ ])?balanc", re.IGNORECASE)
@@ -88,7 +86,7 @@ _FORCED: Final = re.compile(rf"{_SAID}forced?[-_ ](?:load[-_ ])?balanc", re.IGNO
 _NATURAL: Final = re.compile(rf"aux-loss-free|{_SAID}natural|{_SAID}real (?:rout|data|tok)", re.IGNORECASE)
 _CAPACITY: Final = re.compile(r"(?:capacity(?: factor)?|\bcf)[\s=:]{0,3}(?!\d{3})(\d+(?:\.\d+)?)(?!\.?\d|\s*tokens)", re.IGNORECASE)
 """A factor, at most 99: a larger number, or one of tokens, is what an expert takes."""
-_ALL_TO_ALL: Final = ((rf"{_SAID}(?:all[-_ ]?to[-_ ]?all|a2a)\b{_UNUSED}", "alltoall"),)
+_ALL_TO_ALL: Final = ((rf"{_SAID}(?:all[-_ ]?to[-_ ]?all|a2a)\b(?!{OFF})", "alltoall"),)
 """The same in moe_routing alone: notes say so of traffic, whatever carries it."""
 
 
@@ -255,7 +253,7 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
         raise CannotExpress(f"global batch {batch} is not a multiple of micro batch {micro} x dp {dp}")
     if batch // (micro * dp) > MOST_MICRO_BATCHES:
         raise CannotExpress(f"{batch // (micro * dp)} micro batches a step: is the global batch of {batch} in tokens?")
-    task = str(row.get("task") or "pretrain")
+    task = str(row.get("task") or ("lora" if adapted(row) else "pretrain"))
     named = row.get("optimizer")
     optimizer = _first(OPTIMIZERS, named)
     if named and optimizer is None:
@@ -383,7 +381,7 @@ def _routing(text: str, task: str) -> dict[str, Any]:
     capacity = _CAPACITY.search(text)
     table: dict[str, Any] = {"kind": "balanced"}
     balanced = re.search(r"balance|capacity|drop\b|not (?:natural|real)", text, re.IGNORECASE) is not None
-    trained = re.match(r"sft|lora|qlora|full|dpo|rl\b", task) is not None and not balanced
+    trained = (tunes({"task": task}) or re.match(r"rl\b", task) is not None) and not balanced
     if not _FORCED.search(text) and (_NATURAL.search(text) or trained):
         # Fine-tuning keeps the router of its checkpoint. One that has not been trained spreads loads by about their mean, as in the
         # first steps of a pre-training.
