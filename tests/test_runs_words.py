@@ -138,6 +138,7 @@ def test_notes_name_the_modules_of_adapters_where_they_speak_of_adapters(notes: 
     [
         ("linear_qkv,linear_proj,linear_fc1,linear_fc2", "all"), ("linear_qkv, linear_proj", "attention"),
         ("*.linear_fc1 *.linear_fc2", "mlp"), ("linear_q_proj, linear_kv_down_proj, linear_kv_up_proj", "attention"),
+        ("linear_fc1, linear_kv_down_proj", "all"),
     ],
 )  # fmt: skip
 def test_modules_of_adapters_by_the_names_of_megatron(targets: str, modules: str) -> None:
