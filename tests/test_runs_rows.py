@@ -751,8 +751,18 @@ def test_a_row_without_an_id_is_named_by_its_line(tmp_path: Path) -> None:
         ("natural (random init)", "pretrain", {"kind": "lognormal", "spread": 1.0}),
         ("aux-loss-free balanced, dropless", "pretrain", {"kind": "lognormal"}),
         ("", "sft", {"kind": "lognormal"}),
+        ("", "Fine-tuning", {"kind": "lognormal"}),
+        ("", "full pre-training", {"kind": "balanced"}),
         ("dropless, router as loaded", "lora", {"kind": "lognormal"}),
         ("capacity factor 1.5", "sft", {"kind": "balanced", "capacity_factor": 1.5}),
+        ("forced balance, real data", "pretrain", {"kind": "balanced"}),
+        ("force load balancing; real tokens", "pretrain", {"kind": "balanced"}),
+        ("Natural, no forced balance", "pretrain", {"kind": "lognormal"}),
+        ("not real routing", "sft", {"kind": "balanced"}),
+        ("capacity 4096 tokens", "pretrain", {"kind": "balanced"}),
+        ("capacity 64 tokens", "pretrain", {"kind": "balanced"}),
+        ("token drop, capacity 4096", "pretrain", {"kind": "balanced", "capacity_factor": 1.0}),
+        ("capacity factor 1.", "pretrain", {"kind": "balanced", "capacity_factor": 1.0}),
     ],
 )
 def test_fine_tuning_keeps_the_router_of_its_checkpoint(stated: str, task: str, routing: dict[str, object]) -> None:

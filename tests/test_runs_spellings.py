@@ -100,6 +100,16 @@ def test_hybrid_sharding_is_within_a_node_unless_a_row_says_otherwise(word: str)
         ({"notes": "DeepEP dispatcher"}, "deepep"),
         ({"notes": "without DeepEP"}, "alltoall"),
         ({"moe_routing": "natural; HybridEP", "notes": "DeepEP would be slower"}, "hybridep"),
+        ({"moe_routing": "DeepEP not used"}, "alltoall"),
+        ({"notes": "HybridEP was disabled"}, "alltoall"),
+        ({"notes": "DeepEP: off"}, "alltoall"),
+        ({"moe_routing": "DeepEP, not HybridEP"}, "deepep"),
+        ({"moe_routing": "DeepEP not overlapped"}, "deepep"),
+        ({"moe_routing": "DeepEP (not HybridEP)"}, "deepep"),
+        ({"moe_routing": "all-to-all by DeepEP"}, "deepep"),
+        ({"framework": "Hai-LLM", "moe_routing": "alltoall dispatcher"}, "alltoall"),
+        ({"framework": "Hai-LLM"}, "deepep"),
+        ({"framework": "Hai-LLM", "notes": "all-to-all traffic over InfiniBand"}, "deepep"),
     ],
 )
 def test_dispatchers(changes: dict[str, Any], dispatcher: str) -> None:
@@ -111,6 +121,9 @@ def test_dispatchers(changes: dict[str, Any], dispatcher: str) -> None:
     [
         ({}, True, "hybridep"),
         ({"overlap_ep": False, "moe_routing": "DeepEP"}, False, "deepep"),
+        ({"moe_routing": "alltoall dispatcher, forced balance"}, False, "alltoall"),
+        ({"notes": "DeepEP"}, False, "deepep"),
+        ({"moe_routing": "all-to-all", "overlap_ep": True}, True, "alltoall"),
         ({"framework_version": "2026-01"}, False, "alltoall"),
         ({"cuda_graphs": "attention, moe_router"}, False, "alltoall"),
         ({"cuda_graphs": "full iteration assumed"}, False, "alltoall"),

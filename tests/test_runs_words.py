@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from simpar.evidence.row_adapters import adapters_of
 from simpar.evidence.row_complete import completed
-from simpar.evidence.row_framework import stated_precision
-from simpar.evidence.row_plan import _offload
+from simpar.evidence.row_framework import attention_of, framework_of, stated_precision
+from simpar.evidence.row_machine import _named_memory
+from simpar.evidence.row_plan import _fused, _loss, _offload
 from simpar.evidence.row_recompute import recompute_of
 from simpar.evidence.row_values import read_values
 from simpar.specs.framework import framework
@@ -55,7 +57,8 @@ def test_full_recomputation_of_whatever_else_is_said() -> None:
     ("name", "preset"),
     [
         ("Vicuna-7B-v1.5", "llama2-7b"), ("LLaMA-7B", "llama2-7b"), ("open_llama_7b_v2", "llama2-7b"), ("LLaMA-65B", None),
-        ("TinyLlama-1.1B", "tinyllama-1.1b"), ("CodeLlama-7B", None), ("Mistral 7B v0.1", "mistral-7b-v0.3"),
+        ("TinyLlama-1.1B", "tinyllama-1.1b"), ("CodeLlama-7B", None), ("Code Llama 7B", None),
+        ("LLaMA-7B-MoE", None), ("DeepSeek-R1-Distill-Qwen-1.5B", None), ("Mistral 7B v0.1", "mistral-7b-v0.3"),
         ("DeepSeek-R1-Distill-Llama-8B", "llama3.1-8b"), ("DeepSeek-R1-Distill-Qwen-7B", "qwen2.5-7b"), ("Qwen2-7B", "qwen2.5-7b"),
         ("Nemotron-4 15B", "nemotron4-15b"), ("Llama-3.2-3B", "llama3.2-3b"), ("Llama 2 70B", "llama2-70b"),
     ],
@@ -63,6 +66,15 @@ def test_full_recomputation_of_whatever_else_is_said() -> None:
 def test_names_of_models_with_the_dimensions_of_a_shipped_one(name: str, preset: str | None) -> None:
     notes = completed({"model_name": name})[1]
     assert notes == ([f"model dimensions not stated: those of {preset}"] if preset else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "window"),
+    [("Mistral-7B-Instruct-v0.1", 4096), ("Zephyr 7B beta", 4096), ("Mistral 7B v0.3", None), ("Mistral-7B-Instruct-v0.2", None)],
+)
+def test_windows_of_models_that_the_shipped_one_lacks(name: str, window: int | None) -> None:
+    assert completed({"model_name": name})[0].get("attn_window") == window
+    assert completed({"model_name": name, "attn_window": "full"})[0]["attn_window"] == "full"
 
 
 @pytest.mark.parametrize(
@@ -93,3 +105,79 @@ def test_layers_that_rows_cannot_state_are_the_named_model_s(name: str, preset: 
 )
 def test_offload_that_names_no_part(row: dict[str, Any], parts: set[str]) -> None:
     assert set(_offload(row, 1).get("offload", {})) == parts
+
+
+@pytest.mark.parametrize(
+    "words", ["non-fused RMSNorm", "without fused RMSNorm", "not fused rope", "un-fused norm", "no fused norm", "unfused norm"]
+)
+def test_kernels_that_are_said_not_to_be_fused(words: str) -> None:
+    assert _fused(words) == []
+    assert _fused(f"{words}; fused SwiGLU") == ["SwiGLU"]
+
+
+@pytest.mark.parametrize(("words", "loss"), [("without fused cross entropy", None), ("non-fused cross entropy", "unfused")])
+def test_losses_that_are_said_not_to_be_fused(words: str, loss: str | None) -> None:
+    assert _loss({"notes": words}, framework("megatron-core")).get("cross_entropy") == loss
+
+
+@pytest.mark.parametrize(
+    ("notes", "modules"),
+    [
+        ("QK-norm on q and k", None), ("LoRA rank 16, k and v repeated", None), ("LoRA; tuned up and down", None),
+        ("LoRA rank 16 on q,k,v,o", "attention"), ("LoRA r=8, alpha 32, on q and v", "qv"),
+        ("target modules: gate, up, down", "mlp"),
+        ("LoRA (q, k, v, o, gate, up, down)", "all"), ("adapters on the Q and V", "qv"), ("q_proj and v_proj", "qv"),
+    ],
+)  # fmt: skip
+def test_notes_name_the_modules_of_adapters_where_they_speak_of_adapters(notes: str, modules: str | None) -> None:
+    assert adapters_of({"task": "lora", "notes": notes}, framework("transformers")).get("lora_modules") == modules
+
+
+@pytest.mark.parametrize(
+    ("targets", "modules"),
+    [
+        ("linear_qkv,linear_proj,linear_fc1,linear_fc2", "all"), ("linear_qkv, linear_proj", "attention"),
+        ("*.linear_fc1 *.linear_fc2", "mlp"), ("linear_q_proj, linear_kv_down_proj, linear_kv_up_proj", "attention"),
+        ("linear_fc1, linear_kv_down_proj", "all"),
+    ],
+)  # fmt: skip
+def test_modules_of_adapters_by_the_names_of_megatron(targets: str, modules: str) -> None:
+    assert adapters_of({"task": "lora", "lora_target_modules": targets}, framework("megatron-bridge"))["lora_modules"] == modules
+
+
+@pytest.mark.parametrize(
+    ("gpu", "memory"),
+    [
+        ("GH200 480GB", None), ("GH200 (96 GB HBM3, 480 GB LPDDR5X)", 96), ("GH200 144G HBM3e, 480 GB", 144),
+        ("GH200 (480 GB LPDDR5X, 96 GB HBM3)", 96), ("A100-SXM4-40GB", 40), ("A10G", None),
+    ],
+)  # fmt: skip
+def test_memory_in_the_name_of_a_gpu(gpu: str, memory: int | None) -> None:
+    assert _named_memory(gpu) == memory
+
+
+@pytest.mark.parametrize(
+    ("row", "kernel"),
+    [
+        ({"notes": "no eager attention"}, "auto"), ({"notes": "2x faster than eager attention"}, "auto"),
+        ({"flash_attention": "FA2 (no eager fallback)"}, "fa2"), ({"flash_attention": "flash (math disabled)"}, "auto"),
+        ({"notes": "math backend is off"}, "auto"), ({"flash_attention": "eager, not flash"}, "unfused"),
+        ({"flash_attention": "eager (no flash)"}, "unfused"), ({"notes": "eager attention instead of flash"}, "unfused"),
+        ({"flash_attention": "SDPA without math or eager"}, "auto"), ({"notes": "fused norm; eager attention"}, "unfused"),
+    ],
+)  # fmt: skip
+def test_kernels_of_attention_that_a_run_does_without(row: dict[str, Any], kernel: str) -> None:
+    assert attention_of(row) == kernel
+
+
+@pytest.mark.parametrize(
+    ("row", "tuning"),
+    [
+        ({"task": "SFT"}, True), ({"task": "supervised fine-tuning"}, True), ({"task": "full fine-tuning"}, True),
+        ({"task": "Full-parameter"}, True), ({"lora_rank": 16}, True), ({"task": "LoRA"}, True),
+        ({"task": "full pre-training"}, False), ({"task": "pretrain"}, False), ({}, False),
+    ],
+)  # fmt: skip
+def test_tasks_that_fine_tune(row: dict[str, Any], tuning: bool) -> None:
+    name = framework_of({"framework": "Megatron-Bridge 26.06", "model_name": "Qwen3-8B", **row})[0]
+    assert name == ("megatron-bridge-tuning" if tuning else "megatron-bridge")

@@ -16,8 +16,16 @@ _RANK: Final = ("lora_rank", "lora_r")
 _TARGETS: Final = ("lora_modules", "lora_target_modules", "lora_targets", "lora_target")
 """Columns that some files have for what others say in words."""
 _NAME: Final = r"(?:q|k|v|o|gate|up|down)"
-_LIST: Final = re.compile(rf"\b{_NAME}(?:_proj)?(?:(?:\s*(?:,|and|\+|/|&)\s*)+{_NAME}(?:_proj)?)+\b", re.IGNORECASE)
+_LIST: Final = re.compile(rf"\b(?P<list>{_NAME}(?:_proj)?(?:(?:\s*(?:,|and|\+|/|&)\s*)+{_NAME}(?:_proj)?)+)\b", re.IGNORECASE)
+_SPOKEN: Final = re.compile(
+    r"(?:lora|\badapters?|\btargets?|\bmodules?)\b"
+    rf"(?:[^\w;]|\b(?:rank|alpha|r|[\d.]+|adapters?|targets?|modules?|on|of|to|for|in|the)\b)*(?<!, ){_LIST.pattern}",
+    re.IGNORECASE,
+)
+"""The same in notes, which speak of queries, keys and values for other reasons too: what adapters are said to be on."""
 _FULL_NAME: Final = re.compile(rf"\b({_NAME})_proj\b", re.IGNORECASE)
+_MEGATRON_NAME: Final = re.compile(r"\blinear_(qkv|proj|fc[12]|(?:q|kv)(?:_down|_up)?_proj)\b", re.IGNORECASE)
+"""Megatron-Core's products (transformer/attention.py, mlp.py, multi_latent_attention.py), as Megatron-Bridge's LoRA names them."""
 _BASES: Final = ((r"nf4|qlora|4-?bit|\bint4\b", "nf4"), (r"int8|8-?bit base", "int8"))
 
 
@@ -36,7 +44,7 @@ def adapters_of(row: Row, framework: FrameworkSpec) -> dict[str, Any]:
         "lora_rank": _rank(row) or (int(rank[1] or rank[2]) if rank else 16),
     }
     targets = next((str(row[key]) for key in _TARGETS if row.get(key)), "")
-    if modules := _modules(targets) or _modules(text):
+    if modules := _modules(targets) or _modules(task) or _modules(notes, _SPOKEN):
         table["lora_modules"] = modules
     dropped = re.search(r"lora[\w ,-]*?dropout (?:of )?(0?\.\d+)", text, re.IGNORECASE)
     if dropout := float(row.get("lora_dropout") or (dropped[1] if dropped else 0.0)):
@@ -54,16 +62,18 @@ def _rank(row: Row) -> int:
     return next((int(found[0]) for key in _RANK if (found := re.search(r"\d+", str(row.get(key) or "")))), 0)
 
 
-def _modules(text: str) -> str | None:
-    """Where pairs are: everywhere, or as a list of the products' names says.
+def _modules(text: str, listed: re.Pattern[str] = _LIST) -> str | None:
+    """Where pairs are: everywhere, or as products' whole names or a list of short ones says.
 
     >>> _modules("q_proj v_proj"), _modules("on gate, up and down"), _modules("q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj")
     ('qv', 'mlp', 'all')
     """
     if re.search(r"all attention and MLP|all.linear|every linear|^\s*all\s*$", text, re.IGNORECASE):
         return "all"
-    found = _LIST.search(text)
-    names = {name.lower() for name in _FULL_NAME.findall(text) or (re.findall(rf"\b{_NAME}(?=\b|_)", found[0]) if found else ())}
+    found = listed.search(text)
+    short = re.findall(rf"\b{_NAME}(?=\b|_)", found["list"], re.IGNORECASE) if found else ()
+    names = {name.lower() for name in _FULL_NAME.findall(text) or short}
+    names |= {"up" if name.lower().startswith("fc") else "o" for name in _MEGATRON_NAME.findall(text)}
     attention, feed_forward = names & {"q", "k", "v", "o"}, names & {"gate", "up", "down"}
     if attention and feed_forward:
         return "all"

@@ -33,9 +33,9 @@ NEARLY: Final = 0.02
 """How far a time and a rate, both rounded, may be apart from a whole batch."""
 _DIMENSIONS: Final = ("layers", "hidden", "heads")
 _SPELLED: Final = (
-    (r"deepseek-r1-distill-qwen-", "qwen2.5-"),
+    (r"deepseek-r1-distill-qwen-(?=(7|14|32)b)", "qwen2.5-"),  # that of 1.5B has a head of its own
     (r"deepseek-r1-distill-llama-", "llama3.1-"),
-    (r"(?<![a-z])(open-?llama|vicuna|alpaca|wizardlm|llama)-(v\d(\.\d)?-)?(?=(7|13)b)", "llama2-"),
+    (r"(?<![a-z])(?<!code-)(open-?llama|vicuna|alpaca|wizardlm|llama)-(v\d(\.\d)?-)?(?=(7|13)b)", "llama2-"),
     (r"gemma-([23])-", r"gemma\1-"),
     (r"olmo-2-(1124-)?", "olmo2-"),
     (r"nemotron-4-", "nemotron4-"),
@@ -43,6 +43,8 @@ _SPELLED: Final = (
     (r"qwen2(\.5)?-((coder|math)-)?(?=\d)", "qwen2.5-"),
 )
 """Names of models -> those of shipped ones of the same dimensions (config.json at Hugging Face; vocabularies within 3 %)."""
+_WINDOWS: Final = ((r"mistral-7b-(.*-)?v0\.1|zephyr-7b", 4096),)
+"""Names of models -> the window of their attention, which the shipped one lacks (sliding_window of their config.json)."""
 
 
 def completed(row: Row) -> tuple[dict[str, Any], list[str]]:
@@ -142,6 +144,9 @@ def _with_dimensions(row: dict[str, Any], notes: list[str]) -> dict[str, Any]:
         return _with_shipped_layers(row, notes)
     if not known or any(row.get(key) not in (None, 0, known.get(key)) for key in (*_DIMENSIONS, "ffn", "moe_experts")):
         return row  # another model under that name: cut in depth, say
+    window = next((size for pattern, size in _WINDOWS if re.search(pattern, _spelled(row))), None)
+    if window and not row.get("attn_window"):
+        row["attn_window"] = window
     notes.append(f"model dimensions not stated: those of {name}")
     latent = {**latent_ranks(str(known.get("mla") or "")), **stated}
     return {**known, **row} | ({} if ranks else {"mla": ", ".join(f"{name} {size}" for name, size in latent.items())})
@@ -162,10 +167,16 @@ def _with_shipped_layers(row: dict[str, Any], notes: list[str]) -> dict[str, Any
 
 def _named(row: Row) -> str | None:
     """The shipped model with the dimensions of the one that `row` names, or None."""
-    text = re.sub(r"[\s_]+", "-", str(row.get("model_name") or "").lower())
-    for pattern, spelled in _SPELLED:
-        text = re.sub(pattern, spelled, text)
+    text = _spelled(row)
+    if not re.search(r"moe|expert", text):
+        for pattern, spelled in _SPELLED:
+            text = re.sub(pattern, spelled, text)
     return preset_described(text)
+
+
+def _spelled(row: Row) -> str:
+    """The model's name in lower case, words joined by dashes."""
+    return re.sub(r"[\s_]+", "-", str(row.get("model_name") or "").lower())
 
 
 def _columns_of(name: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from simpar.evidence.row_adapters import adapted
 from simpar.specs.framework_releases import NEWEST, Month, month_of
 from simpar.specs.framework_rows import FRAMEWORKS
 from simpar.specs.hardware import load_hardware
@@ -50,7 +51,7 @@ FRAMEWORK_PATTERNS: Final = (
 
 NEAREST: Final = (
     (r"primus.*torchtitan|picotron.*fsdp|veomni|\blingua\b|torchforge", "torchtitan", "it builds on torch's FSDP2"),
-    (r"megablocks", "megatron-core", "it is a part of Megatron-LM"),
+    (r"megablocks", "megatron-core", "Megatron-LM trains with it"),
     (r"picotron", "nanotron", "it is a small sibling of nanotron"),
     (r"pith-?train", "torchtitan", "it drives torch's FSDP2 and compiler"),
     (
@@ -133,6 +134,16 @@ ATTENTION_KERNELS: Final = (
 _COLUMN_ALONE: Final = ((r"\b(?:math|eager)\b|\b(?:no|without) flash", "unfused"), (r"^flex$", "flex"))
 """The same where the column of the kernel says it, whose words stand for other things elsewhere."""
 
+OFF: Final = r"[ :=(]{0,2}(?:(?:is|are|was|were) )?(?:not (?:used|enabled|available|installed|supported|in use)|disabled|off)\b"
+"""What says after a name that it is not in use."""
+_BESIDE: Final = r"(?:eager|math)\b(?:(?: or |[,/] ?)(?:eager|math)\b)*"
+_DENIED: Final = re.compile(
+    rf"\b(?:no|not|without|than|over|vs\.?|versus|instead of|compared (?:to|with)) (?:with )?(?:the |an? )?(?:sdpa )?{_BESIDE}"
+    rf"|\b{_BESIDE}(?: \w+)??{OFF}",
+    re.IGNORECASE,
+)
+"""A kernel that a run did without, or that it is compared with."""
+
 _ENGINE: Final = r"transformer[ -]?engine"
 """In the words for an own loop or its precision: who makes narrow formats there."""
 
@@ -141,6 +152,8 @@ def _first(table: tuple[tuple[str, str], ...], text: str) -> str | None:
     return next((value for pattern, value in table if re.search(pattern, text, re.IGNORECASE)), None)
 
 
+_TUNES: Final = re.compile(r"(?!pre-?train)(?:sft|q?lora|dpo|full(?!.*pre-?train)|.*fine[- ]?tun)", re.IGNORECASE)
+"""Tasks that start from a trained model."""
 _TUNING: Final = {"megatron-bridge": ("megatron-bridge-tuning", re.compile(r"llama|nemotron|hybrid|mamba", re.IGNORECASE))}
 """Framework -> what it is in fine-tuning, but of models whose rotary embedding it fuses there as well."""
 
@@ -158,7 +171,7 @@ def framework_of(row: Row) -> tuple[str, list[str]]:
     if re.search("deepspeed", str(row.get("fsdp") or ""), re.IGNORECASE) and name in _DRIVERS:
         return "deepspeed", [f"framework {stated!r}: as deepspeed, which shards its states"]
     tuning, fused = _TUNING.get(name or "", ("", None))
-    if fused and re.match(r"sft|lora|qlora|full|dpo", str(row.get("task") or "")):
+    if fused and tunes(row):
         name = name if fused.search(f"{row.get('model_name')} {row.get('arch')}") else tuning
     precision = str(row.get("precision") or "")
     narrow = re.search("fp8|fp4", precision) and re.search(_ENGINE, f"{stated} {precision}", re.IGNORECASE)
@@ -170,6 +183,11 @@ def framework_of(row: Row) -> tuple[str, list[str]]:
         name, what = ("torch-autocast", "plain torch under autocast") if cast else ("plain", "plain torch")
         return name, [f"framework {stated!r} unknown: {what}" if stated else f"framework not stated: {what}"]
     return name, notes
+
+
+def tunes(row: Row) -> bool:
+    """Whether a run fine-tunes: its task says so, or it trains adapters."""
+    return _TUNES.match(str(row.get("task") or "")) is not None or adapted(row)
 
 
 def _named(text: str) -> tuple[str | None, list[str]]:
@@ -257,10 +275,10 @@ def attention_of(row: Row, usual: str = "", month: Month = NEWEST) -> str:
             `month`.
     """
     kernel = row.get("flash_attention")
-    if isinstance(kernel, str) and (said := _first(_COLUMN_ALONE, kernel)):
+    if isinstance(kernel, str) and (said := _first(_COLUMN_ALONE, _DENIED.sub("_", kernel))):
         return said
     texts = (row.get("notes"), kernel if isinstance(kernel, str) else "", (row.get("extra") or {}).get("attention"))
-    if stated := _first(ATTENTION_KERNELS, " ".join(str(text or "") for text in texts)):
+    if stated := _first(ATTENTION_KERNELS, _DENIED.sub("_", " ".join(str(text or "") for text in texts))):
         return stated
     dates = _FLASH if kernel is True else _SDPA if re.search(r"\bsdpa\b|scaled[_ ]dot[_ ]product", str(kernel), re.I) else ()
     if dates and usual == "unfused":

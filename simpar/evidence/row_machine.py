@@ -210,8 +210,9 @@ def chip_name(text: str) -> str:
 
 def _named_memory(text: str) -> int | None:
     """GB of memory in a GPU's name, of which an A10G says none and a GH200 480GB its CPU's (Grace Hopper data sheet: LPDDR5X)."""
-    found = re.search(r"(?<![a-z\d])(\d+)\s*G(?:i?B)?\b", text, re.IGNORECASE)
-    return int(found[1]) if found and not re.search(r"GH200.*\b480", text, re.IGNORECASE) else None
+    sizes = [int(size) for size in re.findall(r"(?<![a-z\d])(\d+)\s*G(?:i?B)?\b", text, re.IGNORECASE)]
+    grace = re.search("GH200", text, re.IGNORECASE) is not None
+    return next((size for size in sizes if not (grace and size == 480)), None)
 
 
 def machine_of(row: Row) -> Machine:

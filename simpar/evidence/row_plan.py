@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from simpar.evidence.row_adapters import adapted, adapters_of
 from simpar.evidence.row_complete import MOST_MICRO_BATCHES, RATE_ALONE
-from simpar.evidence.row_framework import attention_of, narrow_modules, stated_precision
+from simpar.evidence.row_framework import OFF, attention_of, narrow_modules, stated_precision, tunes
 from simpar.evidence.row_machine import CannotExpress
 from simpar.evidence.row_model import HYBRID
 from simpar.evidence.row_recompute import recompute_of
@@ -52,19 +52,21 @@ OPTIMIZERS: Final = (
     (r"adam", "adam"),
 )
 
+_SAID: Final = r"(?<!no )(?<!not )(?<!without )(?<![-\w])"
+"""Before a word: it begins there and is not denied ("non-fused")."""
 _KERNEL: Final = (
     r"(?:rms-?norm|layer-?norm|norm|rotary(?: (?:position )?embeddings?)?|rope|swi-?glu|activations?|"
     r"(?:linear )?cross.entropy|adamw)s?"
 )
-_FUSED: Final = re.compile(rf"(?<!no )\bfused ({_KERNEL}(?:(?:,? and |,\s*|\s*[/+]\s*){_KERNEL})*)", re.IGNORECASE)
+_FUSED: Final = re.compile(rf"{_SAID}fused ({_KERNEL}(?:(?:,? and |,\s*|\s*[/+]\s*){_KERNEL})*)", re.IGNORECASE)
 """A list of what a run's single kernels are; xformers' SwiGLU is one whether or not that is said."""
 _KERNELS: Final = ((r"norm", "norm"), (r"rotary|rope", "rope"), (r"glu|activation", "activation"))
 
 LOSSES: Final = (
     (r"fused linear cross.entropy|\blinear cross.entropy", "linear"),
-    (r"cross.entropy fusion on|\bfoak\b|unsloth|(?<!no )\bfused cross.entropy|\bxentropy\b", "fused"),
+    (rf"cross.entropy fusion on|\bfoak\b|unsloth|{_SAID}fused cross.entropy|\bxentropy\b", "fused"),
     (r"chunked cross.entropy", "chunked"),
-    (r"unfused cross.entropy", "unfused"),
+    (r"(?:un|non)-?fused cross.entropy", "unfused"),
 )
 """Pattern in the notes -> the loss that a run names."""
 
@@ -75,10 +77,17 @@ CP_STYLES: Final = (
     (r"ring|p2p", "ring"),
 )
 DISPATCHERS: Final = (
-    (r"(?<!no )(?<!without )hybrid[-_ ]?ep\b", "hybridep"),
-    (r"(?<!no )(?<!without )deep[-_ ]?ep\b", "deepep"),
+    (rf"{_SAID}hybrid[-_ ]?ep\b(?!{OFF})", "hybridep"),
+    (rf"{_SAID}deep[-_ ]?ep\b(?!{OFF})", "deepep"),
 )
 """Pattern in moe_routing, else in the notes -> what exchanges tokens."""
+_FORCED: Final = re.compile(rf"{_SAID}forced?[-_ ](?:load[-_ ])?balanc", re.IGNORECASE)
+"""In moe_routing: loads are even whatever the data."""
+_NATURAL: Final = re.compile(rf"aux-loss-free|{_SAID}natural|{_SAID}real (?:rout|data|tok)", re.IGNORECASE)
+_CAPACITY: Final = re.compile(r"(?:capacity(?: factor)?|\bcf)[\s=:]{0,3}(?!\d{3})(\d+(?:\.\d+)?)(?!\.?\d|\s*tokens)", re.IGNORECASE)
+"""A factor, at most 99: a larger number, or one of tokens, is what an expert takes."""
+_ALL_TO_ALL: Final = ((rf"{_SAID}(?:all[-_ ]?to[-_ ]?all|a2a)\b(?!{OFF})", "alltoall"),)
+"""The same in moe_routing alone: notes say so of traffic, whatever carries it."""
 
 
 def _first(table: tuple[tuple[str, str], ...], text: object) -> str | None:
@@ -126,13 +135,15 @@ def plan_of(row: Row, framework: FrameworkSpec) -> tuple[dict[str, Any], list[st
 
 
 def _exchange(row: Row, plan: dict[str, Any], framework: FrameworkSpec, notes: list[str]) -> dict[str, Any]:
-    """What exchanges experts' tokens, and whether beside computation: not of hybrids, and in pipelines of virtual stages alone."""
-    stated = _first(DISPATCHERS, row.get("moe_routing")) or _first(DISPATCHERS, row.get("notes"))
+    """What exchanges experts' tokens, and whether beside computation: where neither is said, not of hybrids, and in pipelines of
+    virtual stages alone."""
+    stated = _first((*DISPATCHERS, *_ALL_TO_ALL), row.get("moe_routing")) or _first(DISPATCHERS, row.get("notes"))
     beside, usual = row.get("overlap_ep"), framework.conventions.ep_dispatcher
     whole = re.search(r"full[-_ ]iter(?!.*assumed)", str(row.get("cuda_graphs")), re.IGNORECASE)
     if framework.conventions.graphed_exchange and plan["ep"] > 1 and whole:
         usual = framework.conventions.graphed_exchange
-        if beside is None and (plan["pp"] == 1 or plan["virtual_stages"] > 1) and not HYBRID.search(str(row.get("arch"))):
+        chunks = plan["pp"] == 1 or plan["virtual_stages"] > 1
+        if stated is None and beside is None and chunks and not HYBRID.search(str(row.get("arch"))):
             beside = True
             notes.append("graphs hold whole iterations: experts' exchange beside computation, as in the framework's recipes")
     return {"overlap_ep": bool(beside), "ep_dispatcher": stated or usual}
@@ -242,7 +253,7 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
         raise CannotExpress(f"global batch {batch} is not a multiple of micro batch {micro} x dp {dp}")
     if batch // (micro * dp) > MOST_MICRO_BATCHES:
         raise CannotExpress(f"{batch // (micro * dp)} micro batches a step: is the global batch of {batch} in tokens?")
-    task = str(row.get("task") or "pretrain")
+    task = str(row.get("task") or ("lora" if adapted(row) else "pretrain"))
     named = row.get("optimizer")
     optimizer = _first(OPTIMIZERS, named)
     if named and optimizer is None:
@@ -367,10 +378,11 @@ def untrained(row: Row) -> bool:
 
 def _routing(text: str, task: str) -> dict[str, Any]:
     """How tokens spread over experts, as a row says or, where it does not, as what it trains implies."""
-    capacity = re.search(r"(?:capacity(?: factor)?|\bcf)[\s=:]{0,3}(\d+(?:\.\d+)?)", text, re.IGNORECASE)
+    capacity = _CAPACITY.search(text)
     table: dict[str, Any] = {"kind": "balanced"}
-    trained = re.match(r"sft|lora|qlora|full|dpo|rl\b", task) is not None and not re.search(r"balance|capacity|drop\b", text)
-    if re.search(r"aux-loss-free|natural|\breal (?:rout|data|tok)", text) or trained:
+    balanced = re.search(r"balance|capacity|drop\b|not (?:natural|real)", text, re.IGNORECASE) is not None
+    trained = (tunes({"task": task}) or re.match(r"rl\b", task) is not None) and not balanced
+    if not _FORCED.search(text) and (_NATURAL.search(text) or trained):
         # Fine-tuning keeps the router of its checkpoint. One that has not been trained spreads loads by about their mean, as in the
         # first steps of a pre-training.
         table = {"kind": "lognormal", **({"spread": 1.0} if "random init" in text else {})}
