@@ -38,6 +38,11 @@ def scenario(**changes: Any) -> Scenario:
         ("activation checkpointing", "full"), ("per-layer", "full"), ("layer", "full"),
         ("SAC", "selective"), ("selective activation checkpointing", "selective"), ("partial", "selective"),
         ("layernorm", "selective"), ("core_attn", "selective"),
+        ("activation checkpointing off", "none"), ("gradient checkpointing disabled", "none"), ("recompute=False", "none"),
+        ("activation checkpointing (selective)", "selective"), ("full, use_reentrant=False", "full"), ("0", "none"), ("1", "full"),
+        ("full use_reentrant=False", "full"), ("selective; offload disabled", "selective"), ("yes (selective)", "selective"),
+        ("on (core attention only)", "selective"), ("AC full (core attention too)", "full"),
+        ("every transformer block", "full"), ("activation_checkpointing", "full"), ("selective checkpointing", "selective"),
     ],
 )  # fmt: skip
 def test_recomputation(word: str, granularity: str) -> None:
@@ -45,10 +50,74 @@ def test_recomputation(word: str, granularity: str) -> None:
     assert (found.granularity if isinstance(found, RecomputeSpec) else found) == granularity
 
 
+@pytest.mark.parametrize(
+    ("word", "layers"),
+    [
+        ("1/2 of layers", 2), ("0.5 of layers", 2), ("50 % of the layers", 2), ("8 of 32 layers", 1), ("every 2nd layer", 2),
+        ("full (every 4th layer)", 1), ("full (block, 3 layers)", 3),
+    ],
+)  # fmt: skip
+def test_recomputation_of_a_share_of_the_layers(word: str, layers: int) -> None:
+    found = scenario(recompute=word).plan.recompute  # 4 layers in each of 8 stages
+    assert found == RecomputeSpec(granularity="full", method="block", num_layers=layers)
+
+
+def test_modules_named_beside_a_recomputation_that_is_on() -> None:
+    found = scenario(recompute="on (core attention only)").plan.recompute
+    assert isinstance(found, RecomputeSpec)
+    assert found.modules == ("core_attn",)
+
+
 def test_an_unknown_recomputation_is_said() -> None:
     notes = run_of({**DENSE, "recompute": "as usual"}).assumptions
     assert "recomputation 'as usual' unknown: selective" in notes
     assert not any("unknown" in note for note in run_of({**DENSE, "recompute": "selective"}).assumptions)
+
+
+@pytest.mark.parametrize(
+    ("word", "parts"),
+    [
+        ("no CPU offload", ()), ("without CPU", ()), ("off (CPU too small)", ()), ("not on", ()), ("cpu offload disabled", ()),
+        ("cpu_offload=False", ()), ("on", ("optimizer",)), ("optimizer on CPU, no parameters", ("optimizer",)),
+        ("optimizer (activations not offloaded)", ("optimizer",)), ("activations to CPU", ("activations",)),
+    ],
+)  # fmt: skip
+def test_offload(word: str, parts: tuple[str, ...]) -> None:
+    found = scenario(offload=word).plan.offload
+    assert tuple(name for name in ("activations", "optimizer", "parameters") if found and getattr(found, name)) == parts
+
+
+@pytest.mark.parametrize(
+    ("word", "compiled"),
+    [
+        ("not compiled", False), ("uncompiled", False), ("without torch.compile", False), ("torch.compile off", False),
+        ("loss only compiled", False), ("only the loss", False), ("eager", False),
+        ("torch.compile", True), ("model only", "model"),
+    ],
+)  # fmt: skip
+def test_compilation(word: str, compiled: bool | str) -> None:
+    changes = {**SHARDED, "framework": "torchtitan", "fsdp": "FSDP2"}
+    assert scenario(**changes, compile=word).training.compile == compiled
+
+
+@pytest.mark.parametrize(
+    ("column", "word", "stage"),
+    [
+        ("zero_stage", "no_shard", 0), ("zero_stage", "FSDP NO_SHARD", 0), ("zero_stage", "FSDP SHARD_GRAD_OP", 2),
+        ("zero_stage", "FULL_SHARD", 3), ("zero_stage", "without ZeRO", 0), ("zero_stage", "ZeRO-1, not ZeRO-3", 1),
+        ("fsdp", "FSDP no_shard", 0), ("fsdp", "not used", 0), ("fsdp", "no reshard after forward", 3),
+    ],
+)  # fmt: skip
+def test_sharding(column: str, word: str, stage: int) -> None:
+    changes = {**SHARDED, "framework": "PyTorch FSDP", "zero_stage": 0 if column == "fsdp" and stage == 0 else None, column: word}
+    run = run_of({key: value for key, value in {**DENSE, **changes}.items() if value is not None})
+    assert run.scenario is not None, run.skipped
+    assert run.scenario.plan.zero_stage == stage
+    assert ("fsdp" in run.row) is (column == "fsdp" and stage == 3)
+
+
+def test_a_stage_that_it_is_not_is_no_stage() -> None:
+    assert "'not ZeRO-3' says which stage it is not" in run_of({**DENSE, "zero_stage": "not ZeRO-3"}).skipped
 
 
 @pytest.mark.parametrize(

@@ -57,14 +57,18 @@ _ABSENT: Final = ("", "?", "-", "n/a", "na", "nan", "none", "null", "unknown", "
 _NONE_IS_A_VALUE: Final = ("recompute", "offload", "cuda_graphs", "position")
 _TRUE: Final = ("true", "yes", "on", "1", "enabled", "y", "t")
 _FALSE: Final = ("false", "no", "off", "0", "disabled", "n", "f", "none")
-_RECOMPUTE: Final = (
-    (r"(none|no|off|false|disabled|0)\b|without\b|.*\b(off|disabled|false)$", "none"),
-    (r"(yes|true|on|enabled|1)\b|(gradient|activation)[ _-]?checkpoint|checkpointing$|(all|every) (layer|block)s?$", "full"),
+_STAGE: Final = re.compile(r"\b(?:zero|stage|z)[ _:-]*(?:stage[ _:-]*)?([0-3])\b")
+_STRATEGY: Final = ((r"(?<![a-z])no[ _]shard", 0), (r"shard[ _]grad[ _]op", 2), (r"^fsdp|full[ _]shard", 3))
+"""Sharding strategies of torch.distributed.fsdp -> the ZeRO stage that each is named after."""
+_NOT_THERE: Final = {"fsdp": re.compile(r"(?:ddp|[nf])$|(?:.*[^a-z])?no[ _]shard")}
+"""Column -> what says that there is none in its own words."""
+_DENIED: Final = re.compile(
+    r"\W*(?:(?:none|no|not(?! stated| known| given)|off|false|disabled|without|w/o|never)(?![a-z0-9])|un(?:compiled|used)\b"
+    r"|0(?![\w./])|[^=]*\b(?:off|disabled|false|not (?:used|on|enabled|compiled|offloaded|recomputed|applied))\s*$"
+    r"|\S+\s*=\s*(?:off|disabled|false|no|none|0)\s*$)",
+    re.IGNORECASE,
 )
-"""How a text of the column begins -> its word."""
-_STAGE: Final = re.compile(r"\b(?:zero|stage|z)[ _-]*(?:stage[ _-]*)?([0-3])\b")
-_NOT_THERE: Final = {"fsdp": (*_FALSE, "ddp", "no_shard", "no shard")}
-"""Column -> words that say that there is none."""
+"""How a clause that says that there is none begins or ends; a setting of its own that is false, beside others, does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +137,26 @@ def _numeral(name: str, value: Any) -> Any:
     if name == "seq_len" and (thousands := re.fullmatch(r"(\d+) ?k", word)):
         return 1024 * int(thousands[1])
     if name == "zero_stage":
-        if word in ("none", "no", "off", "false", "ddp"):
+        stage = _STAGE.search(word)
+        if denied(word) and stage and stage[1] != "0":
+            raise ValueError(f"{_shown(value)} says which stage it is not")
+        if denied(word) or word == "ddp":
             return 0
-        if word.startswith("fsdp"):
-            return 3
-        if stage := _STAGE.search(word):
+        if stage:
             return int(stage[1])
+        return next((level for pattern, level in _STRATEGY if re.search(pattern, word)), value)
     return value
+
+
+def denied(text: str) -> bool:
+    """Whether the first clause of `text` says that there is none; what follows may be a reason, or of something else.
+
+    >>> [denied(text) for text in ("no CPU offload", "off (CPU too small)", "checkpointing off", "no_shard", "uncompiled")]
+    [True, True, True, True, True]
+    >>> [denied(text) for text in ("selective; offload disabled", "full, use_reentrant=False", "0.5 of layers", "node-local NVMe")]
+    [False, False, False, False]
+    """
+    return _DENIED.match(re.split(r"[;,(]", text, maxsplit=1)[0]) is not None
 
 
 def _number(value: Any) -> float | None:
@@ -193,12 +210,12 @@ def _flag(name: str, value: Any) -> bool | str | None:
     if word in _ABSENT and word not in _FALSE:
         return None
     first = re.split(r"[^a-z0-9]", word, maxsplit=1)[0]
+    if word in _FALSE or denied(word):
+        return False
     if word in _TRUE or (first in _TRUE and name != "flash_attention"):  # where a kernel's name may follow
         return True
-    if first in _FALSE:
-        return False
-    if name == "compile" and first == "eager":
-        return False
+    if name == "compile" and (first == "eager" or re.search(r"\bloss only|only (?:the )?loss\b", word)):
+        return False  # the model runs eagerly
     if name == "compile" and re.search(r"model|compile|inductor|dynamo|autotune|overhead|block|layer|region", word):
         return "model" if re.search(r"\bmodel\b", word) else True  # how says that it is
     if name == "flash_attention" and isinstance(value, str):
@@ -212,8 +229,8 @@ def _text(name: str, value: Any) -> str | None:
     text = f"{value:g}" if isinstance(value, float) and value.is_integer() else str(value)
     word = text.strip().lower()
     if name == "recompute":
-        text = next((kind for pattern, kind in _RECOMPUTE if re.match(pattern, word)), word)
-    if word in _NOT_THERE.get(name, ()):
+        text = word
+    if name in _NOT_THERE and (_NOT_THERE[name].match(word) or (denied(word) and "reshard" not in word)):
         return None
     return text if word not in _ABSENT or (word == "none" and name in _NONE_IS_A_VALUE) else None
 
