@@ -274,13 +274,19 @@ def test_data_ranks_counted_otherwise(changes: dict[str, Any], dp: int) -> None:
 
 def test_a_batch_in_tokens() -> None:
     assert scenario(global_batch=4194304).training.global_batch_size == 512
+    assert scenario(global_batch="1,048,576 tokens").training.global_batch_size == 128
+    assert scenario(global_batch="262144 tokens", seq_len="4k").training.global_batch_size == 64
+    assert "no whole number of sequences of seq_len 8192" in run_of({**DENSE, "global_batch": "1000000 tokens"}).skipped
+    assert "of seq_len not stated" in run_of({**DENSE, "global_batch": "1048576 tokens", "seq_len": None}).skipped
     assert "in tokens?" in run_of({**DENSE, "global_batch": 4194305 * 8}).skipped
 
 
 @pytest.mark.parametrize(
     ("column", "value", "read"),
     [
-        ("seq_len", "8k", 8192), ("seq_len", "8192 tokens", 8192), ("zero_stage", "ZeRO-2", 2), ("zero_stage", "stage 3", 3),
+        ("seq_len", "8k", 8192), ("seq_len", "8192 tokens", 8192), ("seq_len", "8Ki", 8192), ("seq_len", "8k tokens", 8192),
+        ("zero_stage", "ZeRO-2", 2), ("zero_stage", "stage 3", 3), ("zero_stage", "stage: 3", 3), ("zero_stage", "ZeRO stage-1", 1),
+        ("n_gpus", "64 GPUs", 64), ("layers", "32 layers", 32), ("tokens_per_s", "9,000 tok/s", 9000.0), ("mfu", "45 %", 45.0),
         ("global_batch", "1,024 sequences", 1024), ("step_time_s", "~5.2 s", 5.2), ("mem_gib", "70.5 GiB", 70.5),
         ("compile", "max-autotune", True), ("compile", "model", "model"), ("compile", "no", False),
     ],
@@ -289,9 +295,15 @@ def test_figures_in_words(column: str, value: str, read: object) -> None:
     assert read_values({column: value}).row[column] == read
 
 
-@pytest.mark.parametrize(("column", "value"), [("step_time_s", "5000 ms"), ("mem_gib", "70 GB"), ("global_batch", "4M tokens")])
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("step_time_s", "5000 ms"), ("step_time_s", "5000 tokens"), ("mem_gib", "70 GB"), ("global_batch", "4M tokens"),
+     ("n_gpus", "8 layers"), ("layers", "32 GPUs"), ("hidden", "4096 tokens"), ("tokens_per_s", "9000 samples/s")],
+)  # fmt: skip
 def test_figures_in_other_units_are_not_guessed(column: str, value: str) -> None:
-    assert column in read_values({column: value}).wrong
+    run = run_of({**DENSE, column: value})
+    assert run.scenario is None
+    assert f"{column}: {value!r} is not a number in the unit of the column" in run.skipped
 
 
 @pytest.mark.parametrize(

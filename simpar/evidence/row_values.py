@@ -57,6 +57,22 @@ _ABSENT: Final = ("", "?", "-", "n/a", "na", "nan", "none", "null", "unknown", "
 _NONE_IS_A_VALUE: Final = ("recompute", "offload", "cuda_graphs", "position")
 _TRUE: Final = ("true", "yes", "on", "1", "enabled", "y", "t")
 _FALSE: Final = ("false", "no", "off", "0", "disabled", "n", "f", "none")
+_TOKENS: Final = r"tok(?:en)?s?"
+_UNITS: Final = (
+    (r"step_time_s\w*", r"s|secs?|seconds?"),
+    (r"tokens_per_s(?:_per_gpu(?:_best|_from_flops)?)?", rf"{_TOKENS}/s(?:ec)?"),
+    (r"samples_per_s(?:_per_gpu)?", r"(?:samples?|seq(?:uence)?s?)/s(?:ec)?"),
+    (r"tflops_per_gpu|peak_tflops_used", r"TF|TFLOPS|TFLOPs?/s"),
+    (r"mfu|hfu", r"%|percent"),
+    (r"mem_gib", r"GiB"),
+    (r"gpu_mem_gb", r"Gi?B"),
+    (r"n_(?:params|active)_b", r"B"),
+    (r"seq_len|document_tokens", _TOKENS),
+    (r"(?:micro|global)_batch", r"seq(?:uence)?s?|samples?"),
+    (r"n_gpus|gpus_per_node|domain_size|tp|pp|cp|ep|etp|dp", r"GPUs?"),
+    (r"layers|moe_dense_layers|mtp_layers", r"layers?"),
+)
+"""Columns -> the unit that may stand behind their figures."""
 _STAGE: Final = re.compile(r"\b(?:zero|stage|z)[ _:-]*(?:stage[ _:-]*)?([0-3])\b")
 _STRATEGY: Final = ((r"(?<![a-z])no[ _]shard", 0), (r"shard[ _]grad[ _]op", 2), (r"^fsdp|full[ _]shard", 3))
 """Sharding strategies of torch.distributed.fsdp -> the ZeRO stage that each is named after."""
@@ -95,7 +111,7 @@ def read_values(row: Row) -> Values:
         if value is None:
             continue
         try:
-            read = _read(name, value)
+            read = _read(name, value, row)
         except ValueError as error:
             if name in COUNTS or name in SAMPLES or name in COMPARED:
                 wrong[name] = f"{name}: {error}"
@@ -107,19 +123,19 @@ def read_values(row: Row) -> Values:
     return Values(found, wrong, tuple(notes))
 
 
-def _read(name: str, value: Any) -> Any:
-    """`value` in the type of its column; None for one that says it is unknown.
+def _read(name: str, value: Any, row: Row) -> Any:
+    """`value` of `row` in the type of its column; None for one that says it is unknown.
 
     Raises:
         ValueError: of another kind; the message says what was found.
     """
     if name in COUNTS:
-        return _count(name, _numeral(name, value))
+        return _count(name, _numeral(name, value, row))
     if name in SAMPLES:
         each = value if isinstance(value, list | tuple) else (value,)
         return tuple(read for one in each if (read := _count(name, one)) is not None) or None
     if name in MEASURED:
-        return _number(value)
+        return _number(name, value)
     if name in FLAGS:
         return _flag(name, value)
     if name in TEXTS:
@@ -131,11 +147,16 @@ def _read(name: str, value: Any) -> Any:
     return value
 
 
-def _numeral(name: str, value: Any) -> Any:
-    """A count in other words: "8k" tokens, "ZeRO-3", no ZeRO."""
+def _numeral(name: str, value: Any, row: Row) -> Any:
+    """A count in other words: "8k" tokens, a batch in tokens, "ZeRO-3", no ZeRO."""
     word = str(value).strip().lower()
-    if name == "seq_len" and (thousands := re.fullmatch(r"(\d+) ?k", word)):
+    if name == "seq_len" and (thousands := re.fullmatch(rf"(\d+) ?ki?(?: ?{_TOKENS})?", word)):
         return 1024 * int(thousands[1])
+    if name == "global_batch" and (figure := re.fullmatch(rf"([\d,_]+) ?{_TOKENS}", word)):
+        tokens, length = int(re.sub(r"\D", "", figure[1]) or 0), read_values({"seq_len": row.get("seq_len")}).row.get("seq_len")
+        if not length or tokens % length:
+            raise ValueError(f"{_shown(value)} is no whole number of sequences of seq_len {length or 'not stated'}")
+        return tokens // length
     if name == "zero_stage":
         stage = _STAGE.search(word)
         if denied(word) and stage and stage[1] != "0":
@@ -159,14 +180,26 @@ def denied(text: str) -> bool:
     return _DENIED.match(re.split(r"[;,(]", text, maxsplit=1)[0]) is not None
 
 
-def _number(value: Any) -> float | None:
+def _figure(name: str, text: str) -> str:
+    """`text` without a sign that it is about so much and without the unit of its column; another unit stays.
+
+    >>> _figure("step_time_s", "~5.2 s"), _figure("n_gpus", "8 layers")
+    ('5.2', '8 layers')
+    """
+    unit = next((unit for columns, unit in _UNITS if re.fullmatch(columns, name)), "")
+    said = re.fullmatch(rf"[~≈]?\s*([\d.,_]+)\s*(?:{unit})?", text.strip(), re.IGNORECASE)
+    return said[1] if said else text
+
+
+def _number(name: str, value: Any) -> float | None:
     if isinstance(value, str):
         if value.strip().lower() in _ABSENT:
             return None
         try:
-            value = float(_FIGURE.sub(r"\1", value.strip()).replace(",", "").replace("_", ""))
+            value = float(_figure(name, value).replace(",", "").replace("_", ""))
         except ValueError:
-            raise ValueError(f"{_shown(value)} is not a number") from None
+            unit = " in the unit of the column" if re.match(r"[~≈]?\s*\d", value.strip()) else ""
+            raise ValueError(f"{_shown(value)} is not a number{unit}") from None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{_shown(value)} is not a number")
     if not math.isfinite(value):
@@ -176,24 +209,8 @@ def _number(value: Any) -> float | None:
     return value
 
 
-_FIGURE: Final = re.compile(
-    r"^[~≈]?\s*([\d.,_]+)\s*(?:s|sec|seconds?|GiB|tok(?:ens?)?/s|tokens?|seq(?:uence)?s?|samples?|GPUs?|layers?)?$", re.IGNORECASE
-)
-"""A figure that is said to be about so much, or in the unit that its column has."""
-
-
-_IN_WORDS: Final = {
-    "seq_len": (re.compile(r"(\d+)\s*ki?", re.IGNORECASE), 1024),
-    "zero_stage": (re.compile(r"(?:zero|stage)(?:\W{0,2}stage)?\W{0,2}([0-3])", re.IGNORECASE), 1),
-}  # fmt: skip
-"""Column -> how figures stand there too, and what one of them is worth."""
-
-
 def _count(name: str, value: Any) -> int | None:
-    pattern, worth = _IN_WORDS.get(name, (None, 1))
-    if pattern and isinstance(value, str) and (said := pattern.fullmatch(value.strip())):
-        return int(said[1]) * worth
-    number = _number(value)
+    number = _number(name, value)
     if number is None:
         return None
     if number != int(number):
