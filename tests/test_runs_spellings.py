@@ -43,6 +43,7 @@ def scenario(**changes: Any) -> Scenario:
         ("full use_reentrant=False", "full"), ("selective; offload disabled", "selective"), ("yes (selective)", "selective"),
         ("on (core attention only)", "selective"), ("AC full (core attention too)", "full"),
         ("every transformer block", "full"), ("activation_checkpointing", "full"), ("selective checkpointing", "selective"),
+        ("selective (full attention)", "selective"),
     ],
 )  # fmt: skip
 def test_recomputation(word: str, granularity: str) -> None:
@@ -275,6 +276,7 @@ def test_data_ranks_counted_otherwise(changes: dict[str, Any], dp: int) -> None:
 def test_a_batch_in_tokens() -> None:
     assert scenario(global_batch=4194304).training.global_batch_size == 512
     assert scenario(global_batch="1,048,576 tokens").training.global_batch_size == 128
+    assert scenario(global_batch="65536 tokens").training.global_batch_size == 8
     assert scenario(global_batch="262144 tokens", seq_len="4k").training.global_batch_size == 64
     assert "no whole number of sequences of seq_len 8192" in run_of({**DENSE, "global_batch": "1000000 tokens"}).skipped
     assert "of seq_len not stated" in run_of({**DENSE, "global_batch": "1048576 tokens", "seq_len": None}).skipped
