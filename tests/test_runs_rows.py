@@ -477,12 +477,31 @@ def test_hardware_flops_have_what_is_recomputed(words: str, recompute: str, atte
     assert run.measured.step_time_s == pytest.approx(128 * 8192 * per_token / (64 * 400e12), rel=1e-3)
 
 
+@pytest.mark.parametrize(("words", "attention"), [("hardware FLOPs", 1.0), ("HFU, causal", 0.5)])
+def test_hardware_flops_have_again_only_the_layers_that_are(words: str, attention: float) -> None:
+    run = run_of(row(step_time_s=None, tflops_per_gpu=400.0, tflops_def=words, recompute="full (block, 1 layer)"))
+    layer = 2 * (4096 * (4096 + 1024) * 2 + 3 * 4096 * 14336) + 4 * 4096 * 8192 * attention
+    per_token = (3 * 32 + 8) * layer + 6 * 4096 * 128256  # one of the layers of each of 4 x 2 stages
+    assert run.measured.step_time_s == pytest.approx(128 * 8192 * per_token / (64 * 400e12), rel=1e-3)
+
+
 @pytest.mark.parametrize("peak", [312.0, None])
 def test_a_step_time_from_a_share_of_the_peak_alone(peak: float | None) -> None:
     run = run_of(row(step_time_s=None, mfu=40.0, mfu_def="non-causal model FLOPs", peak_tflops_used=peak))
     same = run_of(row(step_time_s=None, tflops_per_gpu=0.4 * (peak or 989.4), tflops_def="non-causal model FLOPs"))
     assert run.measured.step_time_s == pytest.approx(same.measured.step_time_s, rel=1e-3)
     assert run.measured.step_time_from == "mfu"
+    assert run_of(row(step_time_s=None, mfu="40%", mfu_def="non-causal", peak_tflops_used=peak)).measured == run.measured
+
+
+@pytest.mark.parametrize("stated", [0.45, "0.45", 1.0])
+def test_a_share_where_percent_are_meant_is_refused(stated: object) -> None:
+    run = run_of(row(step_time_s=None, mfu=stated, mfu_def="non-causal"))
+    assert (
+        run.skipped
+        == f"nothing measured: mfu {float(str(stated)):g} is in percent and too small for one; a share of 0.45 is written 45"
+    )
+    assert run_of(row(mfu=stated)).skipped == ""
 
 
 @pytest.mark.parametrize("words", ["model FLOPs with recomputation", None])

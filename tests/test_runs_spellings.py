@@ -38,6 +38,12 @@ def scenario(**changes: Any) -> Scenario:
         ("activation checkpointing", "full"), ("per-layer", "full"), ("layer", "full"),
         ("SAC", "selective"), ("selective activation checkpointing", "selective"), ("partial", "selective"),
         ("layernorm", "selective"), ("core_attn", "selective"),
+        ("activation checkpointing off", "none"), ("gradient checkpointing disabled", "none"), ("recompute=False", "none"),
+        ("activation checkpointing (selective)", "selective"), ("full, use_reentrant=False", "full"), ("0", "none"), ("1", "full"),
+        ("full use_reentrant=False", "full"), ("selective; offload disabled", "selective"), ("yes (selective)", "selective"),
+        ("on (core attention only)", "selective"), ("AC full (core attention too)", "full"),
+        ("every transformer block", "full"), ("activation_checkpointing", "full"), ("selective checkpointing", "selective"),
+        ("selective (full attention)", "selective"),
     ],
 )  # fmt: skip
 def test_recomputation(word: str, granularity: str) -> None:
@@ -45,10 +51,74 @@ def test_recomputation(word: str, granularity: str) -> None:
     assert (found.granularity if isinstance(found, RecomputeSpec) else found) == granularity
 
 
+@pytest.mark.parametrize(
+    ("word", "layers"),
+    [
+        ("1/2 of layers", 2), ("0.5 of layers", 2), ("50 % of the layers", 2), ("8 of 32 layers", 1), ("every 2nd layer", 2),
+        ("full (every 4th layer)", 1), ("full (block, 3 layers)", 3),
+    ],
+)  # fmt: skip
+def test_recomputation_of_a_share_of_the_layers(word: str, layers: int) -> None:
+    found = scenario(recompute=word).plan.recompute  # 4 layers in each of 8 stages
+    assert found == RecomputeSpec(granularity="full", method="block", num_layers=layers)
+
+
+def test_modules_named_beside_a_recomputation_that_is_on() -> None:
+    found = scenario(recompute="on (core attention only)").plan.recompute
+    assert isinstance(found, RecomputeSpec)
+    assert found.modules == ("core_attn",)
+
+
 def test_an_unknown_recomputation_is_said() -> None:
     notes = run_of({**DENSE, "recompute": "as usual"}).assumptions
     assert "recomputation 'as usual' unknown: selective" in notes
     assert not any("unknown" in note for note in run_of({**DENSE, "recompute": "selective"}).assumptions)
+
+
+@pytest.mark.parametrize(
+    ("word", "parts"),
+    [
+        ("no CPU offload", ()), ("without CPU", ()), ("off (CPU too small)", ()), ("not on", ()), ("cpu offload disabled", ()),
+        ("cpu_offload=False", ()), ("on", ("optimizer",)), ("optimizer on CPU, no parameters", ("optimizer",)),
+        ("optimizer (activations not offloaded)", ("optimizer",)), ("activations to CPU", ("activations",)),
+    ],
+)  # fmt: skip
+def test_offload(word: str, parts: tuple[str, ...]) -> None:
+    found = scenario(offload=word).plan.offload
+    assert tuple(name for name in ("activations", "optimizer", "parameters") if found and getattr(found, name)) == parts
+
+
+@pytest.mark.parametrize(
+    ("word", "compiled"),
+    [
+        ("not compiled", False), ("uncompiled", False), ("without torch.compile", False), ("torch.compile off", False),
+        ("loss only compiled", False), ("only the loss", False), ("eager", False),
+        ("torch.compile", True), ("model only", "model"),
+    ],
+)  # fmt: skip
+def test_compilation(word: str, compiled: bool | str) -> None:
+    changes = {**SHARDED, "framework": "torchtitan", "fsdp": "FSDP2"}
+    assert scenario(**changes, compile=word).training.compile == compiled
+
+
+@pytest.mark.parametrize(
+    ("column", "word", "stage"),
+    [
+        ("zero_stage", "no_shard", 0), ("zero_stage", "FSDP NO_SHARD", 0), ("zero_stage", "FSDP SHARD_GRAD_OP", 2),
+        ("zero_stage", "FULL_SHARD", 3), ("zero_stage", "without ZeRO", 0), ("zero_stage", "ZeRO-1, not ZeRO-3", 1),
+        ("fsdp", "FSDP no_shard", 0), ("fsdp", "not used", 0), ("fsdp", "no reshard after forward", 3),
+    ],
+)  # fmt: skip
+def test_sharding(column: str, word: str, stage: int) -> None:
+    changes = {**SHARDED, "framework": "PyTorch FSDP", "zero_stage": 0 if column == "fsdp" and stage == 0 else None, column: word}
+    run = run_of({key: value for key, value in {**DENSE, **changes}.items() if value is not None})
+    assert run.scenario is not None, run.skipped
+    assert run.scenario.plan.zero_stage == stage
+    assert ("fsdp" in run.row) is (column == "fsdp" and stage == 3)
+
+
+def test_a_stage_that_it_is_not_is_no_stage() -> None:
+    assert "'not ZeRO-3' says which stage it is not" in run_of({**DENSE, "zero_stage": "not ZeRO-3"}).skipped
 
 
 @pytest.mark.parametrize(
@@ -218,13 +288,20 @@ def test_data_ranks_counted_otherwise(changes: dict[str, Any], dp: int) -> None:
 
 def test_a_batch_in_tokens() -> None:
     assert scenario(global_batch=4194304).training.global_batch_size == 512
+    assert scenario(global_batch="1,048,576 tokens").training.global_batch_size == 128
+    assert scenario(global_batch="65536 tokens").training.global_batch_size == 8
+    assert scenario(global_batch="262144 tokens", seq_len="4k").training.global_batch_size == 64
+    assert "no whole number of sequences of seq_len 8192" in run_of({**DENSE, "global_batch": "1000000 tokens"}).skipped
+    assert "of seq_len not stated" in run_of({**DENSE, "global_batch": "1048576 tokens", "seq_len": None}).skipped
     assert "in tokens?" in run_of({**DENSE, "global_batch": 4194305 * 8}).skipped
 
 
 @pytest.mark.parametrize(
     ("column", "value", "read"),
     [
-        ("seq_len", "8k", 8192), ("seq_len", "8192 tokens", 8192), ("zero_stage", "ZeRO-2", 2), ("zero_stage", "stage 3", 3),
+        ("seq_len", "8k", 8192), ("seq_len", "8192 tokens", 8192), ("seq_len", "8Ki", 8192), ("seq_len", "8k tokens", 8192),
+        ("zero_stage", "ZeRO-2", 2), ("zero_stage", "stage 3", 3), ("zero_stage", "stage: 3", 3), ("zero_stage", "ZeRO stage-1", 1),
+        ("n_gpus", "64 GPUs", 64), ("layers", "32 layers", 32), ("tokens_per_s", "9,000 tok/s", 9000.0), ("mfu", "45 %", 45.0),
         ("global_batch", "1,024 sequences", 1024), ("step_time_s", "~5.2 s", 5.2), ("mem_gib", "70.5 GiB", 70.5),
         ("compile", "max-autotune", True), ("compile", "model", "model"), ("compile", "no", False),
     ],
@@ -233,9 +310,15 @@ def test_figures_in_words(column: str, value: str, read: object) -> None:
     assert read_values({column: value}).row[column] == read
 
 
-@pytest.mark.parametrize(("column", "value"), [("step_time_s", "5000 ms"), ("mem_gib", "70 GB"), ("global_batch", "4M tokens")])
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("step_time_s", "5000 ms"), ("step_time_s", "5000 tokens"), ("mem_gib", "70 GB"), ("global_batch", "4M tokens"),
+     ("n_gpus", "8 layers"), ("layers", "32 GPUs"), ("hidden", "4096 tokens"), ("tokens_per_s", "9000 samples/s")],
+)  # fmt: skip
 def test_figures_in_other_units_are_not_guessed(column: str, value: str) -> None:
-    assert column in read_values({column: value}).wrong
+    run = run_of({**DENSE, column: value})
+    assert run.scenario is None
+    assert f"{column}: {value!r} is not a number in the unit of the column" in run.skipped
 
 
 @pytest.mark.parametrize(

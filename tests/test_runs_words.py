@@ -19,10 +19,9 @@ from simpar.specs.framework import framework
 @pytest.mark.parametrize(
     ("column", "value", "read"),
     [
-        ("recompute", "None", "none"), ("recompute", "no", "none"), ("recompute", "activation checkpointing off", "none"),
-        ("recompute", "gradient checkpointing disabled", "none"), ("recompute", "Full", "full"), ("recompute", "yes", "full"),
-        ("recompute", "gradient checkpointing", "full"), ("recompute", "every layer", "full"), ("recompute", "unknown", None),
+        ("recompute", "None", "none"), ("recompute", "Full", "full"), ("recompute", "unknown", None),
         ("recompute", "selective modules", "selective modules"), ("recompute", "Full (block, 5 layers)", "full (block, 5 layers)"),
+        ("recompute", True, "full"), ("recompute", False, "none"),
         ("zero_stage", "ZeRO-3", 3), ("zero_stage", "zero2", 2), ("zero_stage", "stage 1", 1), ("zero_stage", "none", 0),
         ("zero_stage", False, 0), ("zero_stage", "FSDP2", 3), ("zero_stage", "unknown", None),
         ("seq_len", "8k", 8192), ("seq_len", "4,096", 4096), ("hidden", "4096", 4096),

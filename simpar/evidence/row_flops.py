@@ -16,10 +16,14 @@ _HARDWARE: Final = re.compile(r"hardware|\bhfu\b", re.IGNORECASE)
 _AGAIN: Final = re.compile(r"(?<!no )(?<!without )recomput", re.IGNORECASE)
 _WHOLE: Final = re.compile(r"non-?causal|full attention|whole (?:score|attention)|12\s*[*x·]?\s*l\b", re.IGNORECASE)
 _CAUSAL: Final = re.compile(r"causal|\bmodel\b", re.IGNORECASE)
-UNCOUNTED: Final = (
+_UNCOUNTED: Final = (
     "TFLOP/s or MFU alone, and tflops_def or mfu_def does not say of what: model FLOPs, with causal or with full attention, or "
     "hardware FLOPs"
 )
+
+
+_LEAST_PERCENT: Final = 1.0
+"""MFU is in percent; one of at most this may as well be a share of 1, so no step time is taken from it."""
 
 
 def seconds_from_flops(row: Row, scenario: Scenario) -> float | None:
@@ -39,8 +43,8 @@ def seconds_from_flops(row: Row, scenario: Scenario) -> float | None:
     if hardware:
         if layout.recompute.granularity == "selective":
             return None
-        again = layout.attention_model_flops / 3.0 if whole and layout.recompute.granularity == "full" else 0.0
-        flops += recomputed_flops(layout) + again  # a layer's attention is a third of its forward and backward
+        again = sum(block.attention_flops for blocks in layout.stage_blocks for block in blocks if block.repeated_flops)
+        flops += recomputed_flops(layout) + (again * layout.microbatches_in_all if whole else 0.0)
     return flops / (rate * scenario.world_size)
 
 
@@ -49,7 +53,15 @@ def _rate(row: Row, layout: Layout) -> tuple[float, str]:
     if stated := row.get("tflops_per_gpu"):
         return stated * 1e12, str(row.get("tflops_def") or "")
     peak = (row.get("peak_tflops_used") or 0.0) * 1e12 or mfu_peak_flops_per_s(layout)
-    return (row.get("mfu") or 0.0) / 100.0 * peak, str(row.get("mfu_def") or "")
+    share = row.get("mfu") or 0.0
+    return (share / 100.0 * peak if share > _LEAST_PERCENT else 0.0), str(row.get("mfu_def") or "")
 
 
-__all__ = ["UNCOUNTED", "seconds_from_flops"]
+def uncounted(row: Row) -> str:
+    """Why the FLOP/s or MFU of `row` tell no step time; "" where it states neither."""
+    if not row.get("tflops_per_gpu") and 0.0 < (row.get("mfu") or 0.0) <= _LEAST_PERCENT:
+        return f"mfu {row['mfu']:g} is in percent and too small for one; a share of 0.45 is written 45"
+    return _UNCOUNTED if row.get("tflops_per_gpu") or row.get("mfu") else ""
+
+
+__all__ = ["seconds_from_flops", "uncounted"]

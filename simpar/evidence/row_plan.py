@@ -13,6 +13,7 @@ from simpar.evidence.row_machine import CannotExpress
 from simpar.evidence.row_model import HYBRID
 from simpar.evidence.row_recompute import recompute_of
 from simpar.evidence.row_stages import stage_layers
+from simpar.evidence.row_values import denied
 from simpar.specs.framework import FrameworkSpec, Month
 from simpar.specs.losses import losses_of
 
@@ -216,7 +217,9 @@ def _sharding(row: Row, framework: FrameworkSpec, domain: int, notes: list[str])
 
 
 def _offload(row: Row, pp: int) -> dict[str, Any]:
-    text = str(row.get("offload") or "none")
+    stated = str(row.get("offload") or "none")
+    clauses = [] if denied(stated) else re.split(r"[;,()]", stated)
+    text = ", ".join(clause for clause in clauses if not denied(clause))
     table: dict[str, Any] = {}
     if layers := re.search(r"activation.* (\d+) layers", text):
         table["activations"] = min(1.0, int(layers[1]) / max(1.0, int(row["layers"]) / pp))

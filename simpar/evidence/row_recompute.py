@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from simpar.evidence.row_values import denied
 from simpar.specs.framework import FrameworkSpec
 
 Row = Mapping[str, Any]
@@ -25,14 +26,16 @@ RECOMPUTE_MODULES: Final = (
 _BLOCK: Final = re.compile(r"\bblock\b\D{0,20}(\d+)", re.IGNORECASE)
 """Full recomputation of so many layers of each virtual stage and no others: Megatron-LM's --recompute-method block."""
 
-_NOTHING_AGAIN: Final = re.compile(r"^\s*(?:none|no|off|false|disabled|without)\b", re.IGNORECASE)
+_SHARE: Final = re.compile(r"(\d*\.?\d+) ?(?:(%)|(?:/|(?:out )?of) ?(\d+))? ?(?:of )?(?:all |the )*layers", re.IGNORECASE)
+_EVERY: Final = re.compile(r"every (?:(\d+)(?:nd|rd|th)|second) layer", re.IGNORECASE)
+"""A share of the layers: 1/2, 0.5, 50 % or 8 of 32 of them, every 2nd."""
 _SOME_AGAIN: Final = re.compile(r"select|\bsac\b|partial", re.IGNORECASE)
 _ALL_AGAIN: Final = re.compile(
-    r"\bfull\b|^\s*(?:yes|on|true|enabled|uniform|block)\b|^\s*(?:(?:whole|every|each|per)[- ]|all )?(?:decoder )?layers?\b"
-    r"|(?:activation|gradient)[- ]?(?:re)?checkpointing",
+    r"^\s*(?:yes|on|true|enabled|uniform)\b|^\s*1\s*$|checkpoint"
+    r"|^\s*(?:(?:all|whole|every|each|per)[- ])?(?:(?:decoder|transformer) )?(?:layer|block)s?\b",
     re.IGNORECASE,
 )
-"""In `recompute`, in this order: nothing is recomputed, parts of a layer, whole layers (as torch's checkpoint around each)."""
+"""In `recompute`, in this order: parts of a layer, whole layers (as torch's checkpoint around each)."""
 
 
 def recompute_of(row: Row, framework: FrameworkSpec, notes: list[str]) -> str | dict[str, Any]:
@@ -42,31 +45,54 @@ def recompute_of(row: Row, framework: FrameworkSpec, notes: list[str]) -> str | 
         word = framework.conventions.recompute_default
         notes.append(f"recomputation not stated: {word} (framework's default)")
     stages = int(row.get("pp") or 1) * int(row.get("vpp") or 1)
-    word = _extent(word)
-    if word.startswith("full") and (block := _BLOCK.search(f"{word} {detail}")):
-        return {"granularity": "full", "method": "block", "num_layers": int(block[1])}
-    if word.startswith(("none", "full")):
-        return word[:4]
+    if denied(word):
+        return "none"
+    modules = _modules(f"{word} {detail}")
+    if not modules and (share := _share(f"{word} {detail}")) is not None:
+        again = int(share * (int(row["layers"]) // stages) + 1e-9)
+        return {"granularity": "full", "method": "block", "num_layers": again}
+    if _whole(word):
+        block = _BLOCK.search(f"{word} {detail}")
+        return {"granularity": "full", "method": "block", "num_layers": int(block[1])} if block else "full"
     if budget := re.search(r"memory budget (0?\.\d+|[01])", detail):
         # torch.compile's partitioner keeps that share of what full checkpointing would free; here of the layers.
         again = round((1.0 - float(budget[1])) * int(row["layers"]) / stages)
         return {"granularity": "full", "method": "block", "num_layers": again}
-    if re.search(r"every (2nd|second) layer", detail):
-        return {"granularity": "full", "method": "block", "num_layers": int(row["layers"]) // stages // 2}
-    modules = tuple(m for pattern, m in RECOMPUTE_MODULES if re.search(pattern, f"{word} {detail}", re.IGNORECASE))
     if not modules and not _SOME_AGAIN.search(word):
         notes.append(f"recomputation {word!r} unknown: selective")
-    if not modules:
-        modules = framework.conventions.selective_recompute
-    return {"granularity": "selective", "modules": modules}
+    return {"granularity": "selective", "modules": modules or framework.conventions.selective_recompute}
 
 
-def _extent(word: str) -> str:
-    """`word` beginning with "none" or "full" where that is what it says.
+def _modules(text: str) -> tuple[str, ...]:
+    return tuple(module for pattern, module in RECOMPUTE_MODULES if re.search(pattern, text, re.IGNORECASE))
 
-    >>> _extent("off"), _extent("gradient checkpointing"), _extent("uniform, 1 layer"), _extent("selective (full attention)")
-    ('none', 'full gradient checkpointing', 'full uniform, 1 layer', 'selective (full attention)')
+
+def _whole(word: str) -> bool:
+    """Whether `word` says whole layers.
+
+    >>> [_whole(word) for word in ("gradient checkpointing", "uniform, 1 layer", "AC full, without MLA", "on")]
+    [True, True, True, True]
+    >>> [_whole(word) for word in ("selective (full attention)", "yes (selective)", "on (core attention only)")]
+    [False, False, False]
     """
-    if _NOTHING_AGAIN.search(word):
-        return "none"
-    return f"full {word}" if _ALL_AGAIN.search(word) and not _SOME_AGAIN.search(word) else word
+    full, some = re.search(r"\bfull\b", word), _SOME_AGAIN.search(word)
+    if full:
+        return some is None or full.start() < some.start()
+    return some is None and _ALL_AGAIN.search(word) is not None and not _modules(word)
+
+
+def _share(text: str) -> float | None:
+    """The share of the layers that `text` says, or None.
+
+    >>> _share("1/2 of layers"), _share("0.5 of the layers"), _share("8 of 32 layers"), _share("25% of layers")
+    (0.5, 0.5, 0.25, 0.25)
+    >>> _share("every second layer"), _share("block, 3 layers")
+    (0.5, None)
+    """
+    if every := _EVERY.search(text):
+        return 1.0 / (int(every[1] or 2) or 1)
+    said = _SHARE.search(text)
+    if said is None or not (said[2] or said[3] or "." in said[1]):
+        return None
+    share = float(said[1]) / (100 if said[2] else int(said[3] or 1) or 1)
+    return share if 0.0 < share <= 1.0 else None

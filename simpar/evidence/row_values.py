@@ -57,14 +57,34 @@ _ABSENT: Final = ("", "?", "-", "n/a", "na", "nan", "none", "null", "unknown", "
 _NONE_IS_A_VALUE: Final = ("recompute", "offload", "cuda_graphs", "position")
 _TRUE: Final = ("true", "yes", "on", "1", "enabled", "y", "t")
 _FALSE: Final = ("false", "no", "off", "0", "disabled", "n", "f", "none")
-_RECOMPUTE: Final = (
-    (r"(none|no|off|false|disabled|0)\b|without\b|.*\b(off|disabled|false)$", "none"),
-    (r"(yes|true|on|enabled|1)\b|(gradient|activation)[ _-]?checkpoint|checkpointing$|(all|every) (layer|block)s?$", "full"),
+_TOKENS: Final = r"tok(?:en)?s?"
+_UNITS: Final = (
+    (r"step_time_s\w*", r"s|secs?|seconds?"),
+    (r"tokens_per_s(?:_per_gpu(?:_best|_from_flops)?)?", rf"{_TOKENS}/s(?:ec)?"),
+    (r"samples_per_s(?:_per_gpu)?", r"(?:samples?|seq(?:uence)?s?)/s(?:ec)?"),
+    (r"tflops_per_gpu|peak_tflops_used", r"TF|TFLOPS|TFLOPs?/s"),
+    (r"mfu|hfu", r"%|percent"),
+    (r"mem_gib", r"GiB"),
+    (r"gpu_mem_gb", r"Gi?B"),
+    (r"n_(?:params|active)_b", r"B"),
+    (r"seq_len|document_tokens", _TOKENS),
+    (r"(?:micro|global)_batch", r"seq(?:uence)?s?|samples?"),
+    (r"n_gpus|gpus_per_node|domain_size|tp|pp|cp|ep|etp|dp", r"GPUs?"),
+    (r"layers|moe_dense_layers|mtp_layers", r"layers?"),
 )
-"""How a text of the column begins -> its word."""
-_STAGE: Final = re.compile(r"\b(?:zero|stage|z)[ _-]*(?:stage[ _-]*)?([0-3])\b")
-_NOT_THERE: Final = {"fsdp": (*_FALSE, "ddp", "no_shard", "no shard")}
-"""Column -> words that say that there is none."""
+"""Columns -> the unit that may stand behind their figures."""
+_STAGE: Final = re.compile(r"\b(?:zero|stage|z)[ _:-]*(?:stage[ _:-]*)?([0-3])\b")
+_STRATEGY: Final = ((r"(?<![a-z])no[ _]shard", 0), (r"shard[ _]grad[ _]op", 2), (r"^fsdp|full[ _]shard", 3))
+"""Sharding strategies of torch.distributed.fsdp -> the ZeRO stage that each is named after."""
+_NOT_THERE: Final = {"fsdp": re.compile(r"(?:ddp|[nf])$|(?:.*[^a-z])?no[ _]shard")}
+"""Column -> what says that there is none in its own words."""
+_DENIED: Final = re.compile(
+    r"\W*(?:(?:none|no|not(?! stated| known| given)|off|false|disabled|without|w/o|never)(?![a-z0-9])|un(?:compiled|used)\b"
+    r"|0(?![\w./])|[^=]*\b(?:off|disabled|false|not (?:used|on|enabled|compiled|offloaded|recomputed|applied))\s*$"
+    r"|\S+\s*=\s*(?:off|disabled|false|no|none|0)\s*$)",
+    re.IGNORECASE,
+)
+"""How a clause that says that there is none begins or ends; a setting of its own that is false, beside others, does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +111,7 @@ def read_values(row: Row) -> Values:
         if value is None:
             continue
         try:
-            read = _read(name, value)
+            read = _read(name, value, row)
         except ValueError as error:
             if name in COUNTS or name in SAMPLES or name in COMPARED:
                 wrong[name] = f"{name}: {error}"
@@ -103,19 +123,19 @@ def read_values(row: Row) -> Values:
     return Values(found, wrong, tuple(notes))
 
 
-def _read(name: str, value: Any) -> Any:
-    """`value` in the type of its column; None for one that says it is unknown.
+def _read(name: str, value: Any, row: Row) -> Any:
+    """`value` of `row` in the type of its column; None for one that says it is unknown.
 
     Raises:
         ValueError: of another kind; the message says what was found.
     """
     if name in COUNTS:
-        return _count(name, _numeral(name, value))
+        return _count(name, _numeral(name, value, row))
     if name in SAMPLES:
         each = value if isinstance(value, list | tuple) else (value,)
         return tuple(read for one in each if (read := _count(name, one)) is not None) or None
     if name in MEASURED:
-        return _number(value)
+        return _number(name, value)
     if name in FLAGS:
         return _flag(name, value)
     if name in TEXTS:
@@ -127,29 +147,59 @@ def _read(name: str, value: Any) -> Any:
     return value
 
 
-def _numeral(name: str, value: Any) -> Any:
-    """A count in other words: "8k" tokens, "ZeRO-3", no ZeRO."""
+def _numeral(name: str, value: Any, row: Row) -> Any:
+    """A count in other words: "8k" tokens, a batch in tokens, "ZeRO-3", no ZeRO."""
     word = str(value).strip().lower()
-    if name == "seq_len" and (thousands := re.fullmatch(r"(\d+) ?k", word)):
+    if name == "seq_len" and (thousands := re.fullmatch(rf"(\d+) ?ki?(?: ?{_TOKENS})?", word)):
         return 1024 * int(thousands[1])
+    if name == "global_batch" and (figure := re.fullmatch(rf"([\d,_]+) ?{_TOKENS}", word)):
+        tokens, length = int(re.sub(r"\D", "", figure[1]) or 0), read_values({"seq_len": row.get("seq_len")}).row.get("seq_len")
+        if not length or tokens % length:
+            raise ValueError(f"{_shown(value)} is no whole number of sequences of seq_len {length or 'not stated'}")
+        return tokens // length
     if name == "zero_stage":
-        if word in ("none", "no", "off", "false", "ddp"):
+        stage = _STAGE.search(word)
+        if denied(word) and stage and stage[1] != "0":
+            raise ValueError(f"{_shown(value)} says which stage it is not")
+        if denied(word) or word == "ddp":
             return 0
-        if word.startswith("fsdp"):
-            return 3
-        if stage := _STAGE.search(word):
+        if stage:
             return int(stage[1])
+        return next((level for pattern, level in _STRATEGY if re.search(pattern, word)), value)
     return value
 
 
-def _number(value: Any) -> float | None:
+def denied(text: str) -> bool:
+    """Whether the first clause of `text` says that there is none; what follows may be a reason, or of something else.
+
+    >>> [denied(text) for text in ("no CPU offload", "off (CPU too small)", "checkpointing off", "no_shard", "uncompiled")]
+    [True, True, True, True, True]
+    >>> [denied(text) for text in ("selective; offload disabled", "full, use_reentrant=False", "0.5 of layers", "node-local NVMe")]
+    [False, False, False, False]
+    """
+    return _DENIED.match(re.split(r"[;,(]", text, maxsplit=1)[0]) is not None
+
+
+def _figure(name: str, text: str) -> str:
+    """`text` without a sign that it is about so much and without the unit of its column; another unit stays.
+
+    >>> _figure("step_time_s", "~5.2 s"), _figure("n_gpus", "8 layers")
+    ('5.2', '8 layers')
+    """
+    unit = next((unit for columns, unit in _UNITS if re.fullmatch(columns, name)), "")
+    said = re.fullmatch(rf"[~≈]?\s*([\d.,_]+)\s*(?:{unit})?", text.strip(), re.IGNORECASE)
+    return said[1] if said else text
+
+
+def _number(name: str, value: Any) -> float | None:
     if isinstance(value, str):
         if value.strip().lower() in _ABSENT:
             return None
         try:
-            value = float(_FIGURE.sub(r"\1", value.strip()).replace(",", "").replace("_", ""))
+            value = float(_figure(name, value).replace(",", "").replace("_", ""))
         except ValueError:
-            raise ValueError(f"{_shown(value)} is not a number") from None
+            unit = " in the unit of the column" if re.match(r"[~≈]?\s*\d", value.strip()) else ""
+            raise ValueError(f"{_shown(value)} is not a number{unit}") from None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{_shown(value)} is not a number")
     if not math.isfinite(value):
@@ -159,24 +209,8 @@ def _number(value: Any) -> float | None:
     return value
 
 
-_FIGURE: Final = re.compile(
-    r"^[~≈]?\s*([\d.,_]+)\s*(?:s|sec|seconds?|GiB|tok(?:ens?)?/s|tokens?|seq(?:uence)?s?|samples?|GPUs?|layers?)?$", re.IGNORECASE
-)
-"""A figure that is said to be about so much, or in the unit that its column has."""
-
-
-_IN_WORDS: Final = {
-    "seq_len": (re.compile(r"(\d+)\s*ki?", re.IGNORECASE), 1024),
-    "zero_stage": (re.compile(r"(?:zero|stage)(?:\W{0,2}stage)?\W{0,2}([0-3])", re.IGNORECASE), 1),
-}  # fmt: skip
-"""Column -> how figures stand there too, and what one of them is worth."""
-
-
 def _count(name: str, value: Any) -> int | None:
-    pattern, worth = _IN_WORDS.get(name, (None, 1))
-    if pattern and isinstance(value, str) and (said := pattern.fullmatch(value.strip())):
-        return int(said[1]) * worth
-    number = _number(value)
+    number = _number(name, value)
     if number is None:
         return None
     if number != int(number):
@@ -193,12 +227,12 @@ def _flag(name: str, value: Any) -> bool | str | None:
     if word in _ABSENT and word not in _FALSE:
         return None
     first = re.split(r"[^a-z0-9]", word, maxsplit=1)[0]
+    if word in _FALSE or denied(word):
+        return False
     if word in _TRUE or (first in _TRUE and name != "flash_attention"):  # where a kernel's name may follow
         return True
-    if first in _FALSE:
-        return False
-    if name == "compile" and first == "eager":
-        return False
+    if name == "compile" and (first == "eager" or re.search(r"\bloss only|only (?:the )?loss\b", word)):
+        return False  # the model runs eagerly
     if name == "compile" and re.search(r"model|compile|inductor|dynamo|autotune|overhead|block|layer|region", word):
         return "model" if re.search(r"\bmodel\b", word) else True  # how says that it is
     if name == "flash_attention" and isinstance(value, str):
@@ -212,8 +246,8 @@ def _text(name: str, value: Any) -> str | None:
     text = f"{value:g}" if isinstance(value, float) and value.is_integer() else str(value)
     word = text.strip().lower()
     if name == "recompute":
-        text = next((kind for pattern, kind in _RECOMPUTE if re.match(pattern, word)), word)
-    if word in _NOT_THERE.get(name, ()):
+        text = word
+    if name in _NOT_THERE and (_NOT_THERE[name].match(word) or (denied(word) and "reshard" not in word)):
         return None
     return text if word not in _ABSENT or (word == "none" and name in _NONE_IS_A_VALUE) else None
 

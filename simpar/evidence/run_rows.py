@@ -17,7 +17,7 @@ from simpar.boundary import read_json_lines
 from simpar.errors import InputError
 from simpar.evidence.predicted import BubbleOf
 from simpar.evidence.row_complete import RATES, completed
-from simpar.evidence.row_flops import UNCOUNTED, seconds_from_flops
+from simpar.evidence.row_flops import seconds_from_flops, uncounted
 from simpar.evidence.row_framework import framework_of, month_of_row, precision_of
 from simpar.evidence.row_machine import CannotExpress, machine_of
 from simpar.evidence.row_model import SHIPPED, model_of
@@ -121,7 +121,7 @@ def _flat_run(raw: Row, fallback_id: str) -> Run:
         source = ("tflops_per_gpu" if row.get("tflops_per_gpu") else "mfu") if seconds else ""
         run = replace(run, measured=replace(run.measured, step_time_s=seconds, step_time_from=source))
     if not skipped and not run.measured.anything:
-        nothing = f"nothing measured: {UNCOUNTED}" if row.get("tflops_per_gpu") or row.get("mfu") else "nothing measured"
+        nothing = ": ".join(filter(None, ("nothing measured", uncounted(row))))
         skipped = "; ".join((nothing, *values.notes))
     return replace(run, skipped=skipped, assumptions=tuple(notes))
 
