@@ -181,6 +181,8 @@ class Branch:
                 continue
             key, _, _, kind, payload, count, bound, design = heapq.heappop(self.heap)
             self.account.evaluated["longest_path"] = self.evaluation.swept - self._swept_before
+            if kind in ("timed", "layout"):
+                self.together.fastest = inf  # it may not count: what waited behind it is no longer behind anything
             if self.incumbents.beats(key):
                 waiting = sum(int(table.weight[at]) for pool in self.pools.values() for *_, table, at in pool)
                 self.account.rejected[BOUND] += count + waiting + sum(entry[5] for entry in self.heap)
@@ -384,6 +386,7 @@ class Branch:
                     self.together.fastest = min(self.together.fastest, value)
                 if most == 1 and not less and self.incumbents.cutoff() < inf and not self._reject(value, need, choice.mesh_key):
                     self.open_timed(value, (choice, need, table, at), weight)
+                    self.together.fastest = inf
                     continue
                 self.push(value, kind, (choice, need, table, at), weight, choice.mesh_key, need, choice.complexity)
         self._pool(payload, [])
