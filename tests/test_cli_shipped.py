@@ -525,7 +525,8 @@ def test_a_first_plan_exchanges_tokens_inside_a_scale_up_domain(model: str, hard
     def seconds(**changes: int) -> float:
         return simulate(make_scenario({**found, "plan": plan | changes}), detail="stage").step_time_s
 
-    assert seconds() <= seconds(ep=plan["ep"] // 2)
+    # Two per cent are not worth a further layout to a first plan.
+    assert 0.98 * seconds() <= seconds(ep=plan["ep"] // 2)
     if nodes > 1:
         assert seconds(ep=8 * nodes) > 2.0 * seconds()
 
