@@ -520,13 +520,15 @@ def test_a_first_plan_exchanges_tokens_inside_a_scale_up_domain(model: str, hard
     found, fits = first_layout(table)
     plan = found["plan"]
     assert fits
-    assert 1 < plan["ep"] <= 8
+    assert 1 <= plan["ep"] <= 8
+    assert nodes == 1 or plan["ep"] > 1
 
     def seconds(**changes: int) -> float:
         return simulate(make_scenario({**found, "plan": plan | changes}), detail="stage").step_time_s
 
-    # Two per cent are not worth a further layout to a first plan.
-    assert 0.98 * seconds() <= seconds(ep=plan["ep"] // 2)
+    # On one node even experts that are not spread fit, with 4 sequences at a time: none of the spreads is faster.
+    others = (1, 2, 4, 8) if nodes == 1 else (plan["ep"] // 2,)
+    assert seconds() <= min(seconds(ep=size) for size in others)
     if nodes > 1:
         assert seconds(ep=8 * nodes) > 2.0 * seconds()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import product
+from itertools import count, product
 from typing import TYPE_CHECKING, Any
 
 from simpar.errors import InputError, Violation
@@ -31,7 +31,7 @@ def first_layout(table: Mapping[str, Any], file: str = "") -> tuple[dict[str, An
     divide them and over all; of those with the least model parallelism that is likely to fit, or twice it, without recomputation or
     with it, the fastest. Where none is likely to fit, the fastest of those that fit just so; where nothing fits, the plan that
     comes closest. The micro-batch is doubled as long as that makes the step shorter and is likely to fit: with one sequence a small
-    model waits for its host.
+    model waits for its host. Then experts spread over half the ranks, as long as that is no slower.
 
     Raises:
         InputError: the scenario breaks a rule that no layout mends.
@@ -73,17 +73,31 @@ def first_layout(table: Mapping[str, Any], file: str = "") -> tuple[dict[str, An
     if not fitting:
         return min(tried.steps, key=lambda one: one[1])[2], False
     seconds, best = min(fitting, key=lambda one: one[0])
-    size = 2
-    while "micro_batch_size" not in (table.get("training") or {}):
-        larger = {**best, "training": {**(table.get("training") or {}), "micro_batch_size": size}}
-        try:
-            result, likely = _simulated(larger, file)
-        except InputError:  # it does not divide the batch
-            break
-        if result.step_time_s > _WORTH * seconds or not likely:
-            break
-        best, seconds, size = larger, result.step_time_s, 2 * size
+    training, ranks = table.get("training") or {}, best["plan"].get("ep", 1)
+    if "micro_batch_size" not in training:
+        larger = ({**best, "training": {**training, "micro_batch_size": 2**power}} for power in count(1))
+        best, seconds = _last_better(best, seconds, larger, _WORTH, file)
+    if "ep" not in given:
+        halves = (ranks >> power for power in range(1, (ranks & -ranks).bit_length()))
+        fewer = ({**best, "plan": {**best["plan"], "ep": half}} for half in halves)
+        best, _ = _last_better(best, seconds, fewer, 1.0, file)
     return best, True
+
+
+def _last_better(
+    best: dict[str, Any], seconds: float, others: Iterable[dict[str, Any]], worth: float, file: str
+) -> tuple[dict[str, Any], float]:
+    """The last layout of a row, and its seconds, before one that takes more than `worth` of the step before it, breaks a rule (a
+    micro-batch that does not divide the batch) or is not likely to fit."""
+    for other in others:
+        try:
+            result, likely = _simulated(other, file)
+        except InputError:
+            break
+        if result.step_time_s > worth * seconds or not likely:
+            break
+        best, seconds = other, result.step_time_s
+    return best, seconds
 
 
 class _Tried:
