@@ -7,7 +7,7 @@ from typing import Any
 from simpar.model.config_keys import Keys
 from simpar.model.decoder import Decoder
 from simpar.model.family import Family
-from simpar.model.pieces import deal, encoder_attention, in_turn, norm_extra
+from simpar.model.pieces import deal, encoder_attention, in_turn, linear, lookup, norm_extra
 from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec
 from simpar.specs.mixers import AttentionSpec, BranchSpec, ExpertsSpec, FeedForwardSpec, NormKind, WeightSpec
 
@@ -79,14 +79,14 @@ class EncoderDecoder:
     def stack_extra(self, side: int) -> tuple[WeightSpec, ...]:
         extra: list[WeightSpec] = []
         if self.position_offset is not None:
-            extra.append(WeightSpec(name="position", kind="lookup", inputs=self.positions(side), outputs=self.hidden))
+            extra.append(lookup("position", self.positions(side), self.hidden))
         if self.embedding_norm:
             extra.append(norm_extra("embedding_norm", self.norm, self.hidden))
         return tuple(extra)
 
     def architecture(self) -> ArchitectureSpec:
         tied = bool(self.k.get("tie_word_embeddings", default=True))
-        own = WeightSpec(name="own_words", kind="lookup", inputs=self.vocab, outputs=self.hidden, copies=self.own_tables or 1)
+        own = lookup("own_words", self.vocab, self.hidden, copies=self.own_tables or 1)
         return ArchitectureSpec(
             vocab_size=self.vocab, tie_word_embeddings=tied, stacks=(self.stack(0), self.stack(1)),
             extra=() if tied or not self.own_tables else (own,),
@@ -118,7 +118,7 @@ class T5(EncoderDecoder):
     def stack_extra(self, side: int) -> tuple[WeightSpec, ...]:
         buckets = self.k.number("relative_attention_num_buckets", default=32)
         tables = self.bias_tables or self.layers[side]
-        return (WeightSpec(name="relative_bias", kind="lookup", inputs=buckets, outputs=self.heads[side], copies=tables),)
+        return (lookup("relative_bias", buckets, self.heads[side], copies=tables),)
 
 
 class LongT5(T5):
@@ -203,7 +203,7 @@ class Led(Bart):
         if side:
             return super().attention(side, **changes)
         window = self.k.get("attention_window", default=512)
-        own = WeightSpec(name="global_qkv", inputs=self.hidden, outputs=3 * self.hidden, bias=True, uses=0.0)
+        own = linear("global_qkv", self.hidden, 3 * self.hidden, uses=0.0)
         width = window[0] if isinstance(window, list) else window
         return super().attention(side, window=width // 2, extra=(own,), **changes)
 
@@ -256,10 +256,7 @@ class SpeechToText(M2m):
         self.k.get("num_conv_layers", "max_source_positions", "max_target_positions")
         last = len(sizes) - 1
         return tuple(
-            WeightSpec(
-                name=f"convolution_{n}", inputs=size * (inputs if n == 0 else middle // 2),
-                outputs=2 * self.hidden if n == last else middle, bias=True,
-            )
+            linear(f"convolution_{n}", size * (inputs if n == 0 else middle // 2), 2 * self.hidden if n == last else middle)
             for n, size in enumerate(sizes)
         )  # fmt: skip
 
@@ -277,7 +274,7 @@ class T5Gemma:
         one = encoder.stack().model_copy(update={"name": "encoder"})
         layers = {name: decoder.with_cross(layer, encoder.hidden) for name, layer in decoder.stack().layers.items()}
         fields, words = decoder.outside(), encoder.vocabulary()
-        own = WeightSpec(name="own_words", kind="lookup", inputs=words, outputs=encoder.hidden)
+        own = lookup("own_words", words, encoder.hidden)
         tied = bool(self.k.get("tie_word_embeddings", default=True))
         self.k.get("vocab_size")
         stacks = (one, decoder.stack().model_copy(update={"layers": layers}))
@@ -315,8 +312,8 @@ class Whisper(EncoderDecoder):
             return extra
         bins, h = self.k.number("num_mel_bins", default=80), self.hidden
         convolutions = (
-            WeightSpec(name="convolution_1", inputs=3 * bins, outputs=h, bias=True),
-            WeightSpec(name="convolution_2", inputs=3 * h, outputs=h, bias=True),
+            linear("convolution_1", 3 * bins, h),
+            linear("convolution_2", 3 * h, h),
         )
         return (*extra, *convolutions)
 

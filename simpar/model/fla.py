@@ -13,7 +13,7 @@ from simpar.model.config_keys import Keys
 from simpar.model.decoder import Decoder
 from simpar.model.family import Family
 from simpar.model.hybrids import PureMamba
-from simpar.model.pieces import vector
+from simpar.model.pieces import depthwise, linear, matrix, vector
 from simpar.specs.mixers import AttentionSpec, BranchSpec, CustomSpec, DeltaSpec, FeedForwardSpec, LinearAttentionSpec, WeightSpec
 
 CHUNK = 64
@@ -123,7 +123,7 @@ class Rwkv6(RwkvFla):
 
     def feed_forward(self, i: int) -> tuple[BranchSpec, ...]:
         h = self.hidden
-        extra = (vector("token_shift", 2 * h), _w("receptance", h, h))
+        extra = (vector("token_shift", 2 * h), matrix("receptance", h, h))
         return (FeedForwardSpec(width=self.channel_width(3.5), gated=False, activation="relu2", extra=extra),)
 
 
@@ -181,9 +181,9 @@ class FlaTransformer(Fla):
         kv = self.k.get("num_kv_heads", default=heads)
         extra: tuple[WeightSpec, ...] = ()
         if self.k.model_type == "forgetting_transformer":
-            extra = (_w("forget", self.hidden, heads, bias=True),)
+            extra = (linear("forget", self.hidden, heads),)
             if self.k.get("use_output_gate", default=False):
-                extra += (_w("gate", self.hidden, self.hidden),)
+                extra += (matrix("gate", self.hidden, self.hidden),)
         norm: Any = "head" if self.k.get("qk_norm", default=False) else "none"
         return (
             AttentionSpec(
@@ -193,13 +193,9 @@ class FlaTransformer(Fla):
         )  # fmt: skip
 
 
-def _w(name: str, inputs: int, outputs: int, bias: bool = False) -> WeightSpec:
-    return WeightSpec(name=name, inputs=inputs, outputs=outputs, bias=bias)
-
-
 def _low(name: str, inputs: int, rank: int, outputs: int, bias: bool = True) -> tuple[WeightSpec, ...]:
     """Two products by a narrow middle; the second may have a bias."""
-    return (_w(f"{name}_down", inputs, rank), _w(f"{name}_up", rank, outputs, bias))
+    return (matrix(f"{name}_down", inputs, rank), linear(f"{name}_up", rank, outputs, bias=bias))
 
 
 def _retention(d: Fla, k: float = 1.0, v: float = 2.0) -> LinearAttentionSpec:
@@ -227,10 +223,7 @@ def _linear(d: Fla) -> LinearAttentionSpec:
     d.k.get("norm_q", "norm_k", "norm_feature_map")
     sides = 1 if d.k.get("tie_feature_map_qk", default=False) else 2
     layers = {"elementwise_product": 2, "t2r": 1, "hedgehog": 1}.get(name, 0)
-    maps = tuple(
-        WeightSpec(name=f"feature_map_{n}", inputs=dim, outputs=dim, bias=True, copies=sides, uses=float(2 * base.num_heads))
-        for n in range(layers)
-    )
+    maps = tuple(linear(f"feature_map_{n}", dim, dim, copies=sides, uses=float(2 * base.num_heads)) for n in range(layers))
     return base.model_copy(update={"gate": False, "extra": maps})
 
 
@@ -253,7 +246,7 @@ def _hgrn(d: Fla) -> CustomSpec:
     """Qin et al. 2023, arXiv 2311.04823: an elementwise recurrence between input, forget and output gates."""
     inner = int(d.hidden * d.k.get("expand_ratio", default=1))
     d.short_conv(default=False)
-    extra = (_w("input_forget_gate", d.hidden, 3 * inner), _w("out", inner, d.hidden), vector("norm", d.affine(inner) or 1))
+    extra = (matrix("input_forget_gate", d.hidden, 3 * inner), matrix("out", inner, d.hidden), vector("norm", d.affine(inner) or 1))
     return CustomSpec(label="gated recurrence (HGRN)", kernel_flops=3.0 * inner, extra=extra)
 
 
@@ -266,10 +259,10 @@ def _slots(d: Fla) -> CustomSpec:
     d.k.get("use_norm", "use_rope", "gate_low_rank_dim", "num_kv_heads")
     k, v = keys // heads, values // heads
     scan = heads * (2.0 * CHUNK * (k + slots) + 4.0 * k * slots + 2.0 * CHUNK * (slots + v) + 4.0 * slots * v)
-    extra = [_w("qk", d.hidden, 2 * keys), _w("v", d.hidden, values), _w("slots", d.hidden, heads * slots)]
-    extra += [_w("gate", d.hidden, values)] if gated else []
+    extra = [matrix("qk", d.hidden, 2 * keys), matrix("v", d.hidden, values), matrix("slots", d.hidden, heads * slots)]
+    extra += [matrix("gate", d.hidden, values)] if gated else []
     norm = vector("norm", d.affine(v if gated else values) or 1)
-    return CustomSpec(label="slot attention", kernel_flops=scan, extra=(*extra, norm, _w("out", values, d.hidden)))
+    return CustomSpec(label="slot attention", kernel_flops=scan, extra=(*extra, norm, matrix("out", values, d.hidden)))
 
 
 def _rwkv6(d: Fla) -> LinearAttentionSpec:
@@ -279,7 +272,7 @@ def _rwkv6(d: Fla) -> LinearAttentionSpec:
     own = vector("shift_bonus_norm", 6 * h + keys + values)  # one shift, five biases, the bonus, the norm's biases
     return LinearAttentionSpec(
         num_heads=heads, key_head_dim=keys // heads, value_head_dim=values // heads, norm_size=values, chunk=CHUNK,
-        extra=(_w("shift_down", h, rank), _w("shift_up", rank, h), *decay, own),
+        extra=(matrix("shift_down", h, rank), matrix("shift_up", rank, h), *decay, own),
     )  # fmt: skip
 
 
@@ -310,8 +303,8 @@ def _product(d: Fla) -> DeltaSpec:
     if steps == 1:
         return base
     keys, values = base.num_value_heads * base.key_head_dim, base.num_value_heads * base.value_head_dim
-    conv = WeightSpec(name="more_conv", kind="conv", inputs=max(1, base.conv_kernel), outputs=(steps - 1) * (keys + values))
-    more = _w("more_steps", d.hidden, (steps - 1) * (keys + values + base.num_value_heads))
+    conv = depthwise("more_conv", max(1, base.conv_kernel), (steps - 1) * (keys + values))
+    more = matrix("more_steps", d.hidden, (steps - 1) * (keys + values + base.num_value_heads))
     return base.model_copy(update={"extra": (more, conv) if base.conv_kernel else (more,)})
 
 

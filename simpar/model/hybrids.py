@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from simpar.model.decoder import Decoder, Weights
 from simpar.model.family import Layout
-from simpar.model.pieces import vector
+from simpar.model.pieces import matrix, vector
 from simpar.specs.architecture import SublayerSpec
 from simpar.specs.mixers import (
     AttentionSpec,
@@ -201,13 +201,13 @@ class Zamba2(Decoder):
         """What one use of a shared block has of its own: adapters on its weights and a projection into the stream."""
         rank = self.k.number("adapter_rank", default=128)
         adapters = [
-            WeightSpec(name="adapter_down", inputs=self.hidden, outputs=rank),
-            WeightSpec(name="adapter_up", inputs=rank, outputs=2 * width),
-            WeightSpec(name="projection", inputs=self.hidden, outputs=self.hidden),
+            matrix("adapter_down", self.hidden, rank),
+            matrix("adapter_up", rank, 2 * width),
+            matrix("projection", self.hidden, self.hidden),
         ]
         if self.k.get("use_shared_attention_adapter", default=False):
-            adapters += [WeightSpec(name="qkv_adapter_down", inputs=wide, outputs=rank, copies=3)]
-            adapters += [WeightSpec(name="qkv_adapter_up", inputs=rank, outputs=head_columns, copies=3)]
+            adapters += [matrix("qkv_adapter_down", wide, rank, copies=3)]
+            adapters += [matrix("qkv_adapter_up", rank, head_columns, copies=3)]
         return tuple(adapters)
 
     def shared_block(self, use: int) -> list[SublayerSpec]:
@@ -220,7 +220,7 @@ class Zamba2(Decoder):
         head_dim = self.k.number("attention_head_dim", default=wide // heads)
         attention = AttentionSpec(
             num_heads=heads, num_key_value_heads=self.kv_heads, head_dim=head_dim, kv_hidden_size=wide,
-            extra=(WeightSpec(name="second_stream", inputs=wide - self.hidden, outputs=heads * head_dim),),
+            extra=(matrix("second_stream", wide - self.hidden, heads * head_dim),),
         )  # fmt: skip
         norms = (vector("norms", wide + self.hidden),)
         mlp = FeedForwardSpec(width=width, activation=self.activation())
@@ -256,7 +256,7 @@ class Zamba(Zamba2):
         return mamba1(self)
 
     def place(self, wide: int, width: int, head_columns: int) -> tuple[WeightSpec, ...]:
-        return (WeightSpec(name="projection", inputs=self.hidden, outputs=self.hidden),)
+        return (matrix("projection", self.hidden, self.hidden),)
 
 
 class Lfm(Decoder):
@@ -314,7 +314,7 @@ class Phi4Flash(Decoder):
     def mixer(self, i: int) -> tuple[BranchSpec, ...]:
         inner, h = int(self.k.get("mamba_expand", default=2) * self.hidden), self.hidden
         if self.types[i] == "gated_memory":
-            pair = (WeightSpec(name="in", inputs=h, outputs=inner), WeightSpec(name="out", inputs=inner, outputs=h))
+            pair = (matrix("in", h, inner), matrix("out", inner, h))
             return (CustomSpec(label="gated memory", extra=pair),)
         if self.types[i] == "mamba":
             return (mamba1(self),)

@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 from simpar.model.decoder import Decoder, Weights
 from simpar.model.family import Layout
-from simpar.model.pieces import vector
+from simpar.model.pieces import linear, matrix, vector
 from simpar.specs.architecture import SublayerSpec
-from simpar.specs.mixers import BranchSpec, CustomSpec, DeltaSpec, LinearAttentionSpec, WeightSpec
+from simpar.specs.mixers import BranchSpec, CustomSpec, DeltaSpec, LinearAttentionSpec
 
 _KERNELS = ("short_conv_kernel_size", "linear_conv_kernel_dim")
 
@@ -72,8 +72,8 @@ class JetNemotron(Decoder):
         values = int(heads * dim * jet.get("expand_v", 2.0))
         inner = values // jet.get("dconv_generator_reduction", 8)
         generator = (
-            WeightSpec(name="kernel_1", inputs=self.hidden, outputs=inner),
-            WeightSpec(name="kernel_2", inputs=inner, outputs=values * kernel, bias=True),
+            matrix("kernel_1", self.hidden, inner),
+            linear("kernel_2", inner, values * kernel),
         )
         return (
             DeltaSpec(
@@ -221,15 +221,14 @@ class Rwkv(Decoder):
             kernel_flops=7.0 * inner,
             extra=(
                 vector("decay_first", 2 * inner), vector("token_shift", 3 * h),
-                WeightSpec(name="key_value_receptance", inputs=h, outputs=3 * inner), WeightSpec(name="out", inputs=inner,
-                outputs=h),
+                matrix("key_value_receptance", h, 3 * inner), matrix("out", inner, h),
             ),
         )  # fmt: skip
         channel = CustomSpec(
             label="RWKV channel mix",
             extra=(
-                vector("token_shift", 2 * h), WeightSpec(name="key", inputs=h, outputs=width),
-                WeightSpec(name="receptance", inputs=h, outputs=h), WeightSpec(name="value", inputs=width, outputs=h),
+                vector("token_shift", 2 * h), matrix("key", h, width),
+                matrix("receptance", h, h), matrix("value", width, h),
             ),
         )  # fmt: skip
         return (SublayerSpec(branches=(time,)), SublayerSpec(branches=(channel,)))
@@ -253,7 +252,7 @@ class Xlstm(Decoder):
     def mixer(self, i: int) -> tuple[BranchSpec, ...]:
         heads, h = self.k.number("num_heads"), self.hidden
         qk, v = int(h * self.k.get("qk_dim_factor", default=0.5)), int(h * self.k.get("v_dim_factor", default=1.0))
-        gates = WeightSpec(name="input_forget_gates", inputs=h, outputs=2 * heads, bias=True)
+        gates = linear("input_forget_gates", h, 2 * heads)
         return (
             LinearAttentionSpec(
                 num_heads=heads, key_head_dim=qk // heads, value_head_dim=v // heads, norm_size=v,

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from simpar.model.decoder import Decoder, Weights
 from simpar.model.family import Layout
-from simpar.model.pieces import vector
+from simpar.model.pieces import matrix, vector
 from simpar.specs.architecture import LayerSpec
 from simpar.specs.mixers import BranchSpec, ExpertsSpec, FeedForwardSpec, WeightSpec
 
@@ -96,8 +96,8 @@ class Opt(Decoder):
         if width == self.hidden:
             return ()
         return (
-            WeightSpec(name="project_in", inputs=width, outputs=self.hidden, uses=1.0),
-            WeightSpec(name="project_out", inputs=self.hidden, outputs=width, uses=1.0),
+            matrix("project_in", width, self.hidden, uses=1.0),
+            matrix("project_out", self.hidden, width, uses=1.0),
         )
 
     def layout(self, i: int) -> Layout:
