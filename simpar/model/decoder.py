@@ -24,6 +24,9 @@ from simpar.specs.mixers import (
 
 Weights = tuple[WeightSpec, ...]
 StepNorm = Literal["none", "pre", "post", "sandwich"]
+MAMBA = ("mamba", "mamba2", "linear_attention", "hybrid", "hybrid_mamba")
+RECURRENT = (*MAMBA, "conv", "recurrent", "mlstm")
+"""Kinds of layer that a family may give another mixer than softmax attention."""
 
 
 class Decoder:
@@ -303,8 +306,12 @@ class Decoder:
         return (self.experts(i),) if self.is_expert_layer(i) else (self.mlp(i),)
 
     def mixer(self, i: int) -> tuple[BranchSpec, ...]:
-        """Mixing branches of layer `i`; a family with other mixers overrides this."""
-        return (self.attention(i),)
+        """Mixing branches of layer `i`."""
+        return (self.recurrence(i) if self.types[i] in RECURRENT else self.attention(i),)
+
+    def recurrence(self, i: int) -> BranchSpec:
+        """What layer `i` has in place of softmax attention where its kind says so."""
+        return self.attention(i)
 
     def layout(self, i: int) -> Layout:
         """How attention and feed-forward of layer `i` stand to the residual stream and its norms."""

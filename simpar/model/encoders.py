@@ -11,6 +11,8 @@ from simpar.model.pieces import deal, encoder_attention, in_turn, linear, lookup
 from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec
 from simpar.specs.mixers import AttentionSpec, BranchSpec, ExpertsSpec, FeedForwardSpec, NormKind, WeightSpec
 
+SIDES = ("encoder", "decoder")
+
 
 class EncoderDecoder:
     """An encoder and a decoder with cross-attention; families differ in the fields below."""
@@ -31,18 +33,9 @@ class EncoderDecoder:
         self.vocab = keys.size("vocab_size")
         if keys.config.get("decoder_vocab_size") == self.vocab:
             keys.used.add("decoder_vocab_size")
-        self.layers = (
-            self.side("encoder_layers", "num_encoder_layers", "num_layers", "num_hidden_layers"),
-            self.side("decoder_layers", "num_decoder_layers", "num_layers", "num_hidden_layers"),
-        )
-        self.heads = (
-            keys.number("encoder_attention_heads", "num_heads", "num_attention_heads"),
-            keys.number("decoder_attention_heads", "num_heads", "num_attention_heads"),
-        )
-        self.widths = (
-            keys.number("encoder_ffn_dim", "d_ff", "intermediate_size"),
-            keys.number("decoder_ffn_dim", "d_ff", "intermediate_size"),
-        )
+        self.layers = [self.side(f"{side}_layers", f"num_{side}_layers", "num_layers", "num_hidden_layers") for side in SIDES]
+        self.heads = [keys.number(f"{side}_attention_heads", "num_heads", "num_attention_heads") for side in SIDES]
+        self.widths = [keys.number(f"{side}_ffn_dim", "d_ff", "intermediate_size") for side in SIDES]
 
     def side(self, *names: str) -> int:
         """A size of one side by the first of `names` that the file or its class gives; the last ones may be the other side's."""
@@ -67,9 +60,9 @@ class EncoderDecoder:
 
     def stack(self, side: int) -> StackSpec:
         every = [self.layer(side, i) for i in range(self.layers[side])]
-        layers, pattern = deal(every, ["encoder", "decoder"][side : side + 1] * len(every))
+        layers, pattern = deal(every, [SIDES[side]] * len(every))
         return StackSpec(
-            name=("encoder", "decoder")[side], hidden_size=self.hidden, layers=layers, pattern=pattern, norm=self.norm,
+            name=SIDES[side], hidden_size=self.hidden, layers=layers, pattern=pattern, norm=self.norm,
             final_norm=self.final_norm, extra=self.stack_extra(side),
         )  # fmt: skip
 
@@ -148,7 +141,7 @@ class Switch(T5):
     own_tables = 2
 
     def feed_forward(self, side: int, i: int) -> BranchSpec:
-        name, layers = ("encoder", "decoder")[side], self.layers[side]
+        name, layers = SIDES[side], self.layers[side]
         step = self.k.get(f"{name}_sparse_step")
         if step is None:
             sparse = self.k.get(f"num_sparse_{name}_layers", default=0)
@@ -197,7 +190,7 @@ class Led(Bart):
     position_offset = 0
 
     def positions(self, side: int) -> int:
-        return self.k.number(("max_encoder_position_embeddings", "max_decoder_position_embeddings")[side])
+        return self.k.number(f"max_{SIDES[side]}_position_embeddings")
 
     def attention(self, side: int, **changes: Any) -> AttentionSpec:
         if side:
@@ -233,7 +226,7 @@ class NllbMoe(M2m):
     """Top-2 experts each so many layers."""
 
     def feed_forward(self, side: int, i: int) -> BranchSpec:
-        step = self.k.number(("encoder_sparse_step", "decoder_sparse_step")[side], default=4)
+        step = self.k.number(f"{SIDES[side]}_sparse_step", default=4)
         self.k.get("expert_capacity", "router_bias", "moe_token_dropout", "num_hidden_layers")
         if step == 0 or (i + 1) % step:
             return super().feed_forward(side, i)

@@ -37,17 +37,11 @@ class Fla(Decoder):
         kind = "sliding_attention" if self.attn.get("window_size") else "full_attention"
         return [kind if i in listed else "linear_attention" for i in range(self.num_layers)]
 
-    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
-        if self.attn is None or self.types[i] == "linear_attention":
-            return (MIXERS[self.k.model_type](self),)
-        k = self.attn
-        heads, bias = k.number("num_heads"), bool(k.get("qkv_bias", default=False))
-        return (
-            AttentionSpec(
-                num_heads=heads, num_key_value_heads=k.get("num_kv_heads", default=heads), head_dim=self.hidden // heads,
-                q_bias=bias, k_bias=bias, v_bias=bias, window=k.get("window_size"),
-            ),
-        )  # fmt: skip
+    def recurrence(self, i: int) -> BranchSpec:
+        return MIXERS[self.k.model_type](self)
+
+    def attention(self, i: int) -> BranchSpec:
+        return softmax_attention(self.attn or self.k, self.hidden)
 
     def intermediate(self, i: int) -> int:
         self.k.config = {"hidden_ratio": self.hidden_ratio, **self.k.config}
@@ -93,9 +87,7 @@ class Samba(PureMamba):
         keys.get("expand")
 
     layer_types = Fla.layer_types
-
-    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
-        return super().mixer(i) if self.types[i] == "linear_attention" else Fla.mixer(self, i)  # type: ignore[arg-type]
+    attention = Fla.attention
 
     def feed_forward(self, i: int) -> tuple[BranchSpec, ...]:
         wide = int(self.hidden * self.k.get("hidden_ratio", default=4) * 2 / 3)  # intermediate_size is Mamba's
@@ -130,9 +122,7 @@ class Rwkv6(RwkvFla):
 class Rwkv7(RwkvFla):
     """A generalised delta rule with vector gates from low ranks (Peng et al. 2025, arXiv 2503.14456)."""
 
-    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
-        if self.types[i] != "linear_attention":
-            return super().mixer(i)
+    def recurrence(self, i: int) -> BranchSpec:
         k, h = self.k, self.hidden
         dim = k.get("head_dim") or h // k.number("num_heads")
         values = k.get("value_dim", default=h)
@@ -142,11 +132,9 @@ class Rwkv7(RwkvFla):
         low = [*_low("decay", h, decay, h), *_low("a", h, a, h), *(_low("v", h, v, values) if i else ())]
         low += _low("gate", h, gate, values, bias=False)
         own = vector("token_shift_and_keys", 6 * h + 3 * h + values)  # six shifts, k_k, k_a, r_k, the norm's biases
-        return (
-            LinearAttentionSpec(
-                num_heads=h // dim, key_head_dim=dim, value_head_dim=values * dim // h, gate=False, norm_size=values,
-                scan="dplr", chunk=16, extra=(*low, own),
-            ),
+        return LinearAttentionSpec(
+            num_heads=h // dim, key_head_dim=dim, value_head_dim=values * dim // h, gate=False, norm_size=values,
+            scan="dplr", chunk=16, extra=(*low, own),
         )  # fmt: skip
 
     def low_rank(self, name: str, head_dim: int) -> int:
@@ -165,9 +153,9 @@ class FlaLatent(Fla):
     def layer_types(self) -> list[str]:
         return ["full_attention"] * self.num_layers
 
-    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
+    def attention(self, i: int) -> BranchSpec:
         self.k.get("qk_head_dim", "window_size", "rope_scaling")
-        return (self.latent_attention(i),)
+        return self.latent_attention(i)
 
 
 class FlaTransformer(Fla):
@@ -176,21 +164,23 @@ class FlaTransformer(Fla):
     def layer_types(self) -> list[str]:
         return ["sliding_attention" if self.k.get("window_size") else "full_attention"] * self.num_layers
 
-    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
-        heads, bias = self.heads, bool(self.k.get("qkv_bias", default=False))
-        kv = self.k.get("num_kv_heads", default=heads)
+    def attention(self, i: int) -> BranchSpec:
         extra: tuple[WeightSpec, ...] = ()
         if self.k.model_type == "forgetting_transformer":
-            extra = (linear("forget", self.hidden, heads),)
+            extra = (linear("forget", self.hidden, self.heads),)
             if self.k.get("use_output_gate", default=False):
                 extra += (matrix("gate", self.hidden, self.hidden),)
         norm: Any = "head" if self.k.get("qk_norm", default=False) else "none"
-        return (
-            AttentionSpec(
-                num_heads=heads, num_key_value_heads=kv, head_dim=self.hidden // heads, q_bias=bias, k_bias=bias, v_bias=bias,
-                qk_norm=norm, window=self.k.get("window_size"), extra=extra,
-            ),
-        )  # fmt: skip
+        return softmax_attention(self.k, self.hidden, heads=self.heads, qk_norm=norm, extra=extra)
+
+
+def softmax_attention(k: Keys, hidden: int, heads: int = 0, **fields: Any) -> AttentionSpec:
+    """fla's Attention by its own keys."""
+    heads, bias = heads or k.number("num_heads"), bool(k.get("qkv_bias", default=False))
+    return AttentionSpec(
+        num_heads=heads, num_key_value_heads=k.get("num_kv_heads", default=heads), head_dim=hidden // heads,
+        q_bias=bias, k_bias=bias, v_bias=bias, window=k.get("window_size"), **fields,
+    )  # fmt: skip
 
 
 def _low(name: str, inputs: int, rank: int, outputs: int, bias: bool = True) -> tuple[WeightSpec, ...]:

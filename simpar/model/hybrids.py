@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from simpar.model.decoder import Decoder, Weights
+from simpar.model.decoder import MAMBA, Decoder, Weights
 from simpar.model.family import Layout
 from simpar.model.pieces import matrix, vector
 from simpar.specs.architecture import SublayerSpec
@@ -20,8 +20,6 @@ from simpar.specs.mixers import (
     WeightSpec,
 )
 
-MAMBA = ("mamba", "mamba2", "linear_attention", "hybrid", "hybrid_mamba")
-
 
 class PureMamba(Decoder):
     """Mamba 1 and 2: one mixer per layer, no feed-forward."""
@@ -29,17 +27,17 @@ class PureMamba(Decoder):
     def layer_types(self) -> list[str]:
         return ["mamba"] * self.num_layers
 
-    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
-        return (mamba1(self, **({"inner_size": inner} if (inner := self.k.config.get("intermediate_size")) else {})),)
+    def recurrence(self, i: int) -> BranchSpec:
+        return mamba1(self, **({"inner_size": inner} if (inner := self.k.config.get("intermediate_size")) else {}))
 
     def feed_forward(self, i: int) -> tuple[BranchSpec, ...]:
         return ()
 
 
 class PureMamba2(PureMamba):
-    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
+    def recurrence(self, i: int) -> BranchSpec:
         norm = bool(self.k.get("rmsnorm", "rms_norm", default=True))
-        return (mamba2(self, heads=("num_heads",), head_dim=("head_dim",), out_norm=norm),)
+        return mamba2(self, heads=("num_heads",), head_dim=("head_dim",), out_norm=norm)
 
 
 def mamba1(d: Decoder, **changes: Any) -> Mamba1Spec:
@@ -81,10 +79,8 @@ class Jamba(Decoder):
         period, offset = self.k.number("attn_layer_period"), self.k.get("attn_layer_offset", default=0)
         return "full_attention" if i % period == offset else "mamba"
 
-    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
-        if self.types[i] not in MAMBA:
-            return super().mixer(i)
-        return (mamba1(self, inner_norms=True),)
+    def recurrence(self, i: int) -> BranchSpec:
+        return mamba1(self, inner_norms=True)
 
 
 class Mamba2Hybrid(Decoder):
@@ -101,8 +97,8 @@ class Mamba2Hybrid(Decoder):
             return ["full_attention" if i in attention else "mamba" for i in range(self.num_layers)]
         return super().layer_types()
 
-    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
-        return (mamba2(self),) if self.types[i] in MAMBA else super().mixer(i)
+    def recurrence(self, i: int) -> BranchSpec:
+        return mamba2(self)
 
 
 class GraniteHybrid(Mamba2Hybrid):
@@ -158,15 +154,16 @@ class NemotronH(Decoder):
     def sublayers(self, i: int) -> tuple[SublayerSpec, ...]:
         kind = self.types[i]
         branch: BranchSpec
-        if kind in MAMBA:
-            branch = mamba2(self, bias=bool(self.k.get("use_bias", "mamba_proj_bias", default=False)))
-        elif kind == "moe":
+        if kind == "moe":
             branch = self.experts(i)
         elif kind == "mlp":
             branch = self.mlp(i)
         else:
-            branch = self.attention(i)
+            (branch,) = self.mixer(i)
         return (SublayerSpec(branches=(branch,)),)
+
+    def recurrence(self, i: int) -> BranchSpec:
+        return mamba2(self, bias=bool(self.k.get("use_bias", "mamba_proj_bias", default=False)))
 
     def expert_fields(self, i: int) -> dict[str, Any]:
         fields = super().expert_fields(i)
@@ -294,11 +291,9 @@ class Lfm(Decoder):
         width = int(factor * int(2 * width / 3))
         return multiple * (-(-width // multiple))
 
-    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
-        if self.types[i] != "conv":
-            return super().mixer(i)
+    def recurrence(self, i: int) -> BranchSpec:
         bias = bool(self.k.get("conv_bias", default=False))
-        return (ShortConvSpec(width=self.hidden, kernel=self.k.number("conv_L_cache", default=3), bias=bias),)
+        return ShortConvSpec(width=self.hidden, kernel=self.k.number("conv_L_cache", default=3), bias=bias)
 
 
 class Phi4Flash(Decoder):
@@ -335,12 +330,12 @@ class RecurrentGemma(Decoder):
         cycle = given or self.k.get("block_types", "_block_types", default=["recurrent", "recurrent", "attention"])
         return [cycle[i % len(cycle)] for i in range(self.num_layers)]
 
-    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
-        if "attention" in self.types[i]:
-            fields = self.attention_fields(i)
-            return (AttentionSpec(**{**fields, "window": self.k.number("attention_window_size"), "o_bias": True}),)
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        return {**super().attention_fields(i), "window": self.k.number("attention_window_size"), "o_bias": True}
+
+    def recurrence(self, i: int) -> BranchSpec:
         width = self.k.number("lru_width", default=self.hidden)
-        return (RecurrentSpec(width=width, num_heads=self.heads, conv_kernel=self.k.number("conv1d_width", default=4)),)
+        return RecurrentSpec(width=width, num_heads=self.heads, conv_kernel=self.k.number("conv1d_width", default=4))
 
     def intermediate(self, i: int) -> int:
         return self.k.number("intermediate_size") // 2
