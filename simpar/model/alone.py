@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from simpar.model.config_keys import Keys
 from simpar.model.family import Family
 from simpar.model.pieces import encoder_attention, in_turn, linear, lookup, matrix, uniform, vector
@@ -144,8 +142,3 @@ class TextEncoder:
 
 PAIRS = {"clip": Pair, "siglip": SiglipPair, "siglip2": Siglip2Pair}
 """Models that nest the keys of two encoders."""
-ALONE_READERS: dict[str, Any] = {
-    **dict.fromkeys(ALONE, Vit),
-    **PAIRS,
-    **dict.fromkeys(("clip_text_model", "siglip_text_model", "siglip2_text_model"), TextEncoder),
-}  # fmt: skip

@@ -303,8 +303,3 @@ BERT_LIKE: Final = (
     "bert", "roberta", "xlm-roberta", "camembert", "electra", "ernie", "data2vec-text", "distilbert", "albert", "ibert", *KINDS,
 )  # fmt: skip
 """Model types of this line."""
-BERT_READERS: dict[str, type[Decoder]] = {
-    **dict.fromkeys(BERT_LIKE, Bert),
-    "roberta-prelayernorm": Bert, "albert": Albert, "gte": Gte, "fnet": FNet, "esm": Esm, "ultrabert": UltraBert,
-    "modernbert": ModernBert, "modernbert-decoder": ModernBertDecoder, "esmc": EsmC,
-}  # fmt: skip

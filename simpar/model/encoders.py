@@ -309,11 +309,3 @@ class Whisper(EncoderDecoder):
             linear("convolution_2", 3 * h, h),
         )
         return (*extra, *convolutions)
-
-
-ENCODER_READERS: dict[str, Any] = {
-    "t5": T5, "mt5": T5, "umt5": Umt5, "switch_transformers": Switch, "bart": Bart, "mbart": Mbart, "pegasus": Pegasus,
-    "marian": Marian, "m2m_100": M2m, "nllb": M2m, "blenderbot": Pegasus, "plbart": Bart, "mvp": Bart,
-    "whisper": Whisper, "blenderbot-small": BlenderbotSmall, "bigbird_pegasus": BigBirdPegasus, "led": Led, "longt5": LongT5,
-    "nllb-moe": NllbMoe, "speech_to_text": SpeechToText, "t5gemma": T5Gemma,
-}  # fmt: skip

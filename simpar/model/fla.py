@@ -321,9 +321,3 @@ MIXERS: Final[dict[str, Callable[[Fla], BranchSpec]]] = {
     "gated_deltaproduct": _product, "comba": _comba, "kda": _kda,
 }  # fmt: skip
 """Model type -> its recurrence."""
-
-FLA_READERS: Final[dict[str, type[Decoder]]] = {
-    **dict.fromkeys(MIXERS, Fla),
-    "retnet": RetNet, "hgrn": Hgrn, "hgrn2": Hgrn, "rwkv6": Rwkv6, "rwkv7": Rwkv7, "mla": FlaLatent, "samba": Samba,
-    "transformer": FlaTransformer, "forgetting_transformer": FlaTransformer, "stickbreaking_attn": FlaTransformer,
-}  # fmt: skip

@@ -126,10 +126,3 @@ class Gemma4(Decoder):
 
     def stack_extra(self) -> Weights:
         return per_layer_embeddings(self)
-
-
-GEMMA_READERS: dict[str, type[Decoder]] = {
-    "gemma3n_text": Gemma3n,
-    "gemma4_text": Gemma4,
-    "gemma4_unified_text": Gemma4,
-}

@@ -339,22 +339,3 @@ class RecurrentGemma(Decoder):
 
     def intermediate(self, i: int) -> int:
         return self.k.number("intermediate_size") // 2
-
-
-HYBRID_READERS: dict[str, type[Decoder]] = {
-    "mamba": PureMamba,
-    "falcon_mamba": PureMamba,
-    "mamba2": PureMamba2,
-    "jamba": Jamba,
-    "bamba": Mamba2Hybrid,
-    "granitemoehybrid": GraniteHybrid,
-    "falcon_h1": FalconH1,
-    "nemotron_h": NemotronH,
-    "zamba": Zamba,
-    "zamba2": Zamba2,
-    "phi4flash": Phi4Flash,
-    "lfm2": Lfm,
-    "lfm2_moe": Lfm,
-    "lfm3": Lfm,
-    "recurrent_gemma": RecurrentGemma,
-}

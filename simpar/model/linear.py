@@ -237,19 +237,3 @@ class Xlstm(Decoder):
     def intermediate(self, i: int) -> int:
         multiple = self.k.number("ffn_round_up_to_multiple_of", default=64)
         return multiple * (-(-int(self.hidden * self.k.get("ffn_proj_factor", default=2.667)) // multiple))
-
-
-LINEAR_READERS: dict[str, type[Decoder]] = {
-    "qwen3_next": QwenNext,
-    "qwen3_5_text": QwenNext,
-    "lara_mini": LaraMini,
-    "jet_nemotron": JetNemotron,
-    "qwen3_5_moe_text": QwenNext,
-    "olmo_hybrid": OlmoHybrid,
-    "kimi_linear": KimiLinear,
-    "bailing_hybrid": BailingHybrid,
-    "bailing_moe_linear": BailingLinear,
-    "minimax": MiniMaxHybrid,
-    "rwkv": Rwkv,
-    "xlstm": Xlstm,
-}

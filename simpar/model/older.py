@@ -232,11 +232,3 @@ class Grok(Decoder):
     def feed_forward(self, i: int) -> tuple[BranchSpec, ...]:
         dense = (self.mlp(i),) if self.k.get("residual_moe", default=False) else ()
         return (*dense, self.experts(i))
-
-
-OLDER_READERS: dict[str, type[Decoder]] = {
-    "chatglm": ChatGlm, "qwen": Qwen1, "openelm": OpenElm, "deci": DeciLm, "arctic": Arctic, "grok-1": Grok,
-    "gpt_neo": GptNeo, "gpt_bigcode": GptBigCode, "falcon": Falcon, "mpt": Mpt, "dbrx": Dbrx, "opt": Opt,
-    "gpt_neox": GptNeox, "gpt_neox_japanese": GptNeoxJapanese, "stablelm": StableLm, "cohere": Cohere, "cohere2": Cohere,
-    "cohere2_moe": Cohere, "cohere_compass_text": Cohere,
-}  # fmt: skip

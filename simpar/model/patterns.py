@@ -308,25 +308,3 @@ class Doge(Decoder):
 
     def layer_extra(self, i: int) -> Weights:
         return (vector("residuals", 2 * self.hidden),)
-
-
-PATTERN_READERS: dict[str, type[Decoder]] = {
-    "llama4_text": Llama4,
-    "mimo_v2_flash": MimoV2,
-    "step3p7": Step,
-    "step3p5": Step,
-    "laguna": Laguna,
-    "nemotron-nas": NemotronNas,
-    "mllama_text_model": MllamaText,
-    "jetmoe": JetMoe,
-    "bitnet": BitNet,
-    "diffllama": DiffLlama,
-    "doge": Doge,
-    "hunyuan_v1_dense": HunyuanDense,
-    "hunyuan_v1_moe": HunyuanMoe,
-    "beam": Beam,
-    "hunyuan": Hunyuan,
-    "ernie4_5_vl_moe_text": ErnieVl,
-    "molmo2_text": Molmo2,
-    "hy_v3": HyV3,
-}

@@ -289,16 +289,3 @@ def primes(start: int, skipped: int, count: int) -> int:
         if value > 1 and all(value % divisor for divisor in range(2, isqrt(value) + 1)):
             found.append(value)
     return sum(found[skipped:])
-
-
-RECENT_READERS: dict[str, type[Decoder]] = {
-    "glm5_next_text": Glm5Next,
-    "muse_glimmer_text": Muse,
-    "muse_spark_text": MuseSpark,
-    "mistral_large4_text": MistralLarge4,
-    "zaya": Zaya,
-    "phi4mm": Phi4Adapters,
-    "inkling_text": Inkling,
-    "inkling2_text": Inkling2,
-    "qwen4_exp_text": Qwen4,
-}

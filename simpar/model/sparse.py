@@ -245,15 +245,3 @@ class Dots3Note(Decoder):
 
     def shared_width(self, width: int) -> int:
         return int(self.k.get("shared_experts_intermediate_size", default=width) * self.k.get("n_shared_experts", default=1))
-
-
-SPARSE_READERS: dict[str, type[Decoder]] = {
-    "minimax_m3_vl_text": MiniMaxM3,
-    "minimax_m3": MiniMaxM3,
-    "deepseek_v4": DeepseekV4,
-    **dict.fromkeys(("hy_v4", "hy_v4_vl_text"), HyV4),
-    "longcat_flash": Longcat,
-    "axk1": AxK1,
-    "axk2": AxK2,
-    "dots3_note_text": Dots3Note,
-}

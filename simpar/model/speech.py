@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from simpar.model.config_keys import Keys
 from simpar.model.family import Family
 from simpar.model.pieces import depthwise, encoder_attention, in_turn, linear, lookup, matrix, norm_extra, uniform, vector
@@ -283,9 +281,3 @@ def _gemma_audio(k: Keys, behind: Weights) -> StackSpec:
 
 CONFORMERS = {"phi4_multimodal_audio": phi4_audio, "gemma4_audio": gemma4_audio, "gemma3n_audio": gemma3n_audio}
 """Audio encoders beside a decoder that are no Whisper's layers."""
-
-SPEECH_READERS: dict[str, Any] = {
-    **dict.fromkeys(("wav2vec2", "hubert", "unispeech", "unispeech-sat"), Wav2Vec2),
-    "wavlm": WavLM, "data2vec-audio": Data2VecAudio, "parakeet_ctc": Conformer,
-    "wav2vec2-conformer": Wav2Vec2Conformer, "wav2vec2-bert": Wav2Vec2Bert,
-}  # fmt: skip

@@ -209,10 +209,3 @@ class VoxtralRealtime(Decoder):
             matrix("delay_down", self.hidden, 32, uses=0.0),
             matrix("delay_up", 32, self.hidden, uses=0.0),
         )
-
-
-UNCOMMON_READERS: dict[str, type[Decoder]] = {
-    "rembert": RemBert, "roc_bert": RocBert, "xmod": Xmod, "xlm": Xlm, "flaubert": Xlm, "xlnet": XlNet, "cpmant": CpmAnt,
-    "trocr": TrOcr, "hrm_text": HrmText, "dory": Dory, "ouro": Ouro,
-    "voxtral_realtime_text": VoxtralRealtime,
-}  # fmt: skip
