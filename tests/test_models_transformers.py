@@ -195,6 +195,8 @@ def nested(model_type: str) -> bool:
 
 
 READ = sorted(t for t in {*TABLE, *READERS, *ALIASES, *trained()} - UNBUILT - NOT_READ if t in transformers.CONFIG_MAPPING)
+
+
 def alone(model_type: str) -> bool:
     """Whether it is an encoder of images on its own, or a pair of encoders."""
     return READERS.get(model_type, object).__module__ == "simpar.model.alone"

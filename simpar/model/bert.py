@@ -130,9 +130,6 @@ class Esm(Bert):
 class UltraBert(Decoder):
     """Local layers with a full one by turns, and two dense layers before the head."""
 
-    def layer_type(self, i: int) -> str:
-        return "sliding_attention" if (i + 1) % 3 else "full_attention"
-
     def further(self) -> Weights:
         h, width = self.hidden, self.k.number("prediction_head_size", default=768)
         return (matrix("head_1", h, width), matrix("head_2", width, h))

@@ -14,7 +14,7 @@ from simpar.specs.mixers import AttentionSpec, BranchSpec, FeedForwardSpec, Line
 class DiT:
     """Attention and feed-forward with adaptive norms, through which class and time enter (Peebles and Xie 2022)."""
 
-    text_tokens = 0
+    text_tokens, patch = 0, 2
     qk_norm: Any = "none"
 
     def __init__(self, keys: Keys) -> None:
@@ -47,7 +47,7 @@ class DiT:
 
     def volume(self) -> int:
         """Values of one patch and channel."""
-        return self.k.number("patch_size", default=2) ** 2
+        return self.k.number("patch_size", default=self.patch) ** 2 * (self.k.get("patch_size_t") or 1)
 
     def ends(self) -> tuple[WeightSpec, ...]:
         channels, out = self.k.number("in_channels", default=4), self.k.get("out_channels")
@@ -105,17 +105,14 @@ class Ltx(PixArt):
     """LTX-Video: norms over all queries and keys."""
 
     qk_norm: Any = "full"
-    text_length = 128
+    text_length, patch = 128, 1
     micro_conditions = False
-
-    def volume(self) -> int:
-        return self.k.number("patch_size", default=1) ** 2 * self.k.number("patch_size_t", default=1)
 
 
 class Sana(PixArt):
     """Linear attention among the image's tokens and a gated feed-forward with a depthwise convolution (Xie et al. 2024)."""
 
-    micro_conditions = False
+    micro_conditions, patch = False, 1
 
     def own(self) -> BranchSpec:
         self.k.get("guidance_embeds_scale", "timestep_scale", "interpolation_scale")
@@ -130,9 +127,6 @@ class Sana(PixArt):
         width = int(self.k.get("mlp_ratio", default=2.5) * self.hidden)
         conv = depthwise("depthwise", 9, 2 * width, bias=True)
         return FeedForwardSpec(width=width, gated=True, bias=False, extra=(conv, vector("up_bias", 2 * width)))
-
-    def volume(self) -> int:
-        return self.k.number("patch_size", default=1) ** 2
 
     def around(self) -> tuple[WeightSpec, ...]:
         return (*super().around(), vector("caption_norm", self.hidden))
@@ -151,9 +145,6 @@ class CogVideoX(DiT):
     def conditioning(self) -> tuple[WeightSpec, ...]:
         time = self.k.number("time_embed_dim", default=512)
         return (*(once(f"modulation_{n}", time, 6 * self.hidden) for n in (1, 2)), vector("norms", 4 * self.hidden))
-
-    def volume(self) -> int:
-        return self.k.number("patch_size", default=2) ** 2 * (self.k.get("patch_size_t") or 1)
 
     def around(self) -> tuple[WeightSpec, ...]:
         k, h = self.k, self.hidden

@@ -91,7 +91,6 @@ class T5(EncoderDecoder):
 
     norm: NormKind = "rmsnorm"
     biased = False
-    position_offset = None
     own_tables = 0
     bias_tables = 1
 
@@ -186,8 +185,6 @@ class BigBirdPegasus(EncoderDecoder):
 
 class Led(Bart):
     """Longformer's windows in the encoder; global tokens have projections of their own."""
-
-    position_offset = 0
 
     def positions(self, side: int) -> int:
         return self.k.number(f"max_{SIDES[side]}_position_embeddings")
@@ -293,7 +290,6 @@ class Whisper(EncoderDecoder):
     """Two convolutions over the spectrogram, keys without bias."""
 
     k_bias = False
-    position_offset = 0
     own_tables = 0
 
     def positions(self, side: int) -> int:

@@ -17,9 +17,6 @@ class Gemma3n(Decoder):
         "activation_sparsity_pattern", "altup_active_idx", "altup_correct_scale", "altup_lr_multiplier", "query_pre_attn_scalar",
     )  # fmt: skip
 
-    def layer_type(self, i: int) -> str:
-        return "full_attention" if (i + 1) % 5 == 0 else "sliding_attention"
-
     def intermediate(self, i: int) -> int:
         width = self.k.get("intermediate_size", default=16384)
         return int(width[i] if isinstance(width, list) else width)

@@ -104,9 +104,6 @@ class Mamba2Hybrid(Decoder):
 class GraniteHybrid(Mamba2Hybrid):
     """Granite 4: routed experts (where there are any) and a shared feed-forward in every layer."""
 
-    def expert_width(self) -> int:
-        return self.k.number("intermediate_size")
-
     def feed_forward(self, i: int) -> tuple[BranchSpec, ...]:
         if self.has_experts():
             return (self.experts(i),)

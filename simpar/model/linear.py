@@ -104,11 +104,6 @@ class KimiLinear(Decoder):
             return "full_attention" if (i + 1) % group == 0 or i >= self.num_layers // group * group else "linear_attention"
         return "full_attention" if i and i % 4 == 0 else "linear_attention"
 
-    def is_expert_layer(self, i: int) -> bool:
-        if not self.k.listed("mlp_layer_types") and self.k.get("first_k_dense_replace") is None:
-            return i >= 1 and self.has_experts()
-        return super().is_expert_layer(i)
-
     def recurrence(self, i: int) -> BranchSpec:
         nested = self.linear is not self.k
         heads = self.linear.number("num_heads" if nested else "linear_num_heads", default=self.heads)

@@ -17,17 +17,6 @@ class Llama4(Decoder):
         every = self.k.get("no_rope_layer_interval", default=4)
         return "chunked_attention" if (marks[i] if marks else (i + 1) % every) else "full_attention"
 
-    def is_expert_layer(self, i: int) -> bool:
-        listed = self.k.listed("moe_layers")
-        step = self.k.get("interleave_moe_layer_step", default=1)
-        return i in listed if listed else (i + 1) % step == 0
-
-    def intermediate(self, i: int) -> int:
-        return self.k.number("intermediate_size_mlp", "intermediate_size")
-
-    def expert_width(self) -> int:
-        return self.k.number("intermediate_size")
-
     def shared_width(self, width: int) -> int:
         return width
 
@@ -39,11 +28,6 @@ class MimoV2(Decoder):
         if self.k.listed("hybrid_layer_pattern"):
             return super().layer_type(i)
         return "full_attention" if i == 0 or (i + 1) % 6 == 0 else "sliding_attention"
-
-    def is_expert_layer(self, i: int) -> bool:
-        if not self.k.listed("mlp_layer_types") and not self.k.listed("moe_layer_freq"):
-            return i > 0
-        return super().is_expert_layer(i)
 
     def shared_width(self, width: int) -> int:
         self.k.meet("n_shared_experts", self.k.get("n_shared_experts", default=0), 0, "the number that its class builds")

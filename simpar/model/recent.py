@@ -21,9 +21,6 @@ class Glm5Next(KimiLinear):
     def layer_type(self, i: int) -> str:
         return "indexed_attention" if i % 4 == 3 else "linear_attention"
 
-    def is_expert_layer(self, i: int) -> bool:
-        return i >= 3 if not self.k.listed("mlp_layer_types") else Decoder.is_expert_layer(self, i)
-
     def indexer(self, i: int) -> IndexerSpec | None:
         index = super().indexer(i)
         return index.model_copy(update={"compress": self.k.number("index_kpool", default=1)}) if index else None
@@ -44,9 +41,6 @@ class Muse(Decoder):
     """Windows with a full layer in four, which is without RoPE; an output gate."""
 
     settled: ClassVar[tuple[str, ...]] = ("layer_rope_theta", "qk_scale_factor")
-
-    def layer_type(self, i: int) -> str:
-        return "full_attention" if i % 4 == 3 else "sliding_attention"
 
 
 class MuseSpark(Muse):
@@ -131,12 +125,6 @@ class Inkling(Decoder):
 
     def layer_type(self, i: int) -> str:
         return "hybrid" if i % 6 == 5 else "hybrid_sliding"
-
-    def window(self) -> int | None:
-        return self.k.number("sliding_window_size", default=512)
-
-    def is_expert_layer(self, i: int) -> bool:
-        return not self.k.listed("mlp_layer_types") or super().is_expert_layer(i)
 
     def conv(self, name: str, width: int) -> WeightSpec:
         """A depthwise convolution of the layer's short kernel."""

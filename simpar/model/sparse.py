@@ -38,12 +38,6 @@ class MiniMaxM3(Decoder):
         )
         return {**fields, "indexer": index}
 
-    def intermediate(self, i: int) -> int:
-        return self.k.number("dense_intermediate_size", "intermediate_size")
-
-    def expert_width(self) -> int:
-        return self.k.number("moe_intermediate_size", "intermediate_size")
-
     def shared_width(self, width: int) -> int:
         return int(self.k.get("shared_intermediate_size", default=width) * self.k.get("n_shared_experts", default=1))
 
@@ -66,9 +60,6 @@ class DeepseekV4(Decoder):
 
     def layer_type(self, i: int) -> str:
         return self.ratios[4] if i >= 2 and i % 2 else self.ratios[128]
-
-    def is_expert_layer(self, i: int) -> bool:
-        return True
 
     def shared_width(self, width: int) -> int:
         """One shared expert, whatever `n_shared_experts` says."""
