@@ -27,7 +27,7 @@ def _further(k: Keys, h: int) -> Weights:
 def _beit(k: Keys, h: int) -> Weights:
     """Masked tokens and relative positions by layer, where they are used; keys without bias."""
     depth, heads = k.number("num_hidden_layers"), k.number("num_attention_heads")
-    k.get("use_mean_pooling", "pool_scales", "auxiliary_channels", "auxiliary_num_convs", "auxiliary_concat_input", "vocab_size")
+    k.get("use_mean_pooling", "auxiliary_channels", "auxiliary_num_convs", "auxiliary_concat_input", "vocab_size")
     rows = (2 * (k.number("image_size") // k.number("patch_size")) - 1) ** 2 + 3
     tables = depth if k.get("use_relative_position_bias", default=False) else 0
     tables += bool(k.get("use_shared_relative_position_bias", default=False))
@@ -60,7 +60,7 @@ class Vit:
 
     def architecture(self) -> ArchitectureSpec:
         k = self.k
-        k.get("out_features", "out_indices", "stage_names", "reshape_hidden_states", "norm_pix_loss", "mask_ratio", "vocab_size")
+        k.get("out_features", "out_indices", "stage_names", "reshape_hidden_states", "mask_ratio", "vocab_size")
         k.get(*(f"decoder_{n}" for n in ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")))
         if k.model_type == "audio-spectrogram-transformer":
             k.config = {"num_channels": 1, **k.config}
@@ -71,7 +71,6 @@ class Vit:
         h = stack.hidden_size
         pooled = k.model_type in ("vit", "deit")
         extra = linear("pooler", h, k.get("pooler_output_size", default=h), uses=0.0)
-        k.get("pooler_output_size")
         return ArchitectureSpec(stacks=(stack,), head=False, extra=(extra,) if pooled else ())
 
 
@@ -86,7 +85,6 @@ def text_stack(k: Keys) -> tuple[StackSpec, tuple[WeightSpec, ...]]:
     head = (linear("pooler", h, k.number("projection_size", default=h), uses=0.0),)
     stack = uniform("text", layer, k.number("num_hidden_layers"), hidden_size=h, norm="layernorm")
     position = lookup("position", rows, h)
-    k.get("projection_dim")
     return stack, (position, *(() if causal else head))
 
 

@@ -36,9 +36,9 @@ def audio_stack(file: Keys, k: Keys, tower: AudioTower, text: int) -> StackSpec:
     """The layers of an audio encoder with its stem and projector; `text` is the text's width."""
     h, depth = k.number("d_model", "hidden_size"), k.number("encoder_layers", "num_hidden_layers")
     heads, width = k.number("encoder_attention_heads", "num_attention_heads"), k.number("encoder_ffn_dim", "intermediate_size")
-    k.get("n_window", "n_window_infer", "conv_chunksize", "max_source_positions", "vocab_size")
+    k.get("n_window", "n_window_infer", "conv_chunksize", "vocab_size")
     file.get("head_dim")
-    k.get("layerdrop", "num_hidden_layers", "max_position_embeddings")
+    k.get("num_hidden_layers")
     kv, dim = k.get("num_key_value_heads", default=heads), k.get("head_dim", default=h // heads)
     if tower.square:
         k.meet("head_dim", dim, h / heads, f"hidden_size / num_attention_heads ({heads})")
@@ -80,13 +80,13 @@ def _one(file: Keys, k: Keys, h: int, text: int) -> Weights:
 
 def _frames(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """Voxtral: four frames side by side, two layers without biases."""
-    file.get("hidden_size", "projector_hidden_act")
+    file.get("hidden_size")
     return mlp2("projector", k.number("intermediate_size"), text, text, bias=False)
 
 
 def _frames_realtime(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """Voxtral Realtime: so many frames side by side, two layers without biases."""
-    file.get("hidden_size", "projector_hidden_act", "audio_length_per_tok", "default_num_delay_tokens")
+    file.get("hidden_size", "audio_length_per_tok", "default_num_delay_tokens")
     return mlp2("projector", h * file.number("downsample_factor", default=4), text, text, bias=False)
 
 
@@ -115,7 +115,7 @@ def _omni(file: Keys, k: Keys, h: int, text: int) -> Weights:
 
 def _adapter(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """dots3: a norm and two layers."""
-    k.get("adapter_input_size", "feature_size", "samples_per_token")
+    k.get("adapter_input_size", "feature_size")
     out = k.number("adapter_out_dim", default=text)
     return (norm_extra("adapter_norm", "layernorm", h), *mlp2("adapter", h, out, out))
 

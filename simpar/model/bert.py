@@ -36,7 +36,7 @@ class BertKind:
 class Bert(Decoder):
     """An encoder with learned positions; a dense layer and a norm before the tied head."""
 
-    settled: ClassVar[tuple[str, ...]] = ("position_embedding_type", "is_decoder", "add_cross_attention", "pooler_hidden_size")
+    settled: ClassVar[tuple[str, ...]] = ("add_cross_attention",)
 
     @property
     def kind(self) -> BertKind:
@@ -117,7 +117,7 @@ class FNet(Bert):
 class Esm(Bert):
     """ESM 2: rotary or learned positions, a norm before the layers only where the file says so."""
 
-    settled: ClassVar[tuple[str, ...]] = ("is_folding_model", "token_dropout")
+    settled: ClassVar[tuple[str, ...]] = ("is_folding_model",)
 
     def tables(self, width: int) -> Weights:
         rotary = self.k.get("position_embedding_type", default="absolute") == "rotary"
@@ -223,7 +223,6 @@ def _relative_table(d: Decoder) -> Weights:
         return found
     wide = d.hidden // d.k.get("conv_groups", default=1)
     conv = linear("first_convolution", taps * wide, d.hidden, uses=1.0)
-    d.k.get("conv_act")
     return (*found, conv, norm_extra("convolution_norm", "layernorm", d.hidden))
 
 
@@ -267,7 +266,7 @@ def _nystrom(d: Decoder, i: int) -> dict[str, Any]:
     """Landmarks in place of all keys, and a depthwise convolution over the values."""
     taps = d.k.get("conv_kernel_size", default=65)
     conv = (depthwise("convolution", taps, d.heads),) if taps else ()
-    d.k.get("segment_means_seq_len", "inv_coeff_init_option")
+    d.k.get("inv_coeff_init_option")
     return {"keys": 2 * d.k.number("num_landmarks", default=64), "extra": conv}
 
 

@@ -86,7 +86,7 @@ class Decoder:
             if len(given) < self.num_layers:
                 rule = f"has {len(given)} entries for {self.num_layers} layers"
                 self.k.violate("layer_types", "...", rule, "one entry per layer")
-            self.k.get("sliding_window_pattern", "_sliding_window_pattern", "full_attention_interval", "global_attn_every_n_layers")
+            self.k.get("sliding_window_pattern", "full_attention_interval", "global_attn_every_n_layers")
             return [*given, *["full_attention"] * self.num_layers][: self.num_layers]
         return [self.layer_type(i) for i in range(self.num_layers)]
 

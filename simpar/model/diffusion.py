@@ -23,9 +23,7 @@ class DiT:
         self.hidden = self.heads * self.dim
         self.bias = bool(keys.get("attention_bias", default=True))
         keys.get("sample_size", "norm_num_groups", "upcast_attention", "norm_elementwise_affine", "attention_type", "qk_norm")
-        keys.get(
-            "num_embeds_ada_norm", "max_text_seq_length", "sample_width", "sample_height", "sample_frames", "attention_out_bias"
-        )
+        keys.get("num_embeds_ada_norm", "sample_width", "attention_out_bias")
 
     def own(self) -> BranchSpec:
         """Attention among the image's tokens."""
@@ -115,7 +113,6 @@ class Sana(PixArt):
     micro_conditions, patch = False, 1
 
     def own(self) -> BranchSpec:
-        self.k.get("guidance_embeds_scale", "timestep_scale", "interpolation_scale")
         if self.k.get("guidance_embeds", default=False) or self.k.get("qk_norm"):
             self.k.unknown.append(("guidance_embeds", True, "embedded guidance and normed queries of Sana Sprint are not read"))
         out = (vector("out_bias", self.hidden),)
@@ -149,7 +146,7 @@ class CogVideoX(DiT):
     def around(self) -> tuple[WeightSpec, ...]:
         k, h = self.k, self.hidden
         time = k.number("time_embed_dim", default=512)
-        k.get("flip_sin_to_cos", "freq_shift", "temporal_compression_ratio", "patch_bias", "use_rotary_positional_embeddings")
+        k.get("freq_shift", "patch_bias")
         if k.get("use_learned_positional_embeddings", default=False) or k.get("ofs_embed_dim"):
             k.unknown.append(
                 ("use_learned_positional_embeddings", True, "learned positions of the image-to-video model are not read")
@@ -175,7 +172,7 @@ class NextDiT:
         self.heads = keys.number("num_attention_heads", "n_heads")
         self.kv_heads = keys.number("num_kv_heads", "n_kv_heads", default=self.heads)
         self.time = min(self.hidden, self.time_width)
-        keys.get("sample_size", "axes_dim_rope", "axes_lens", "axes_dims", "qk_norm", "scaling_factor", "rope_theta", "t_scale")
+        keys.get("sample_size", "axes_dim_rope", "axes_dims", "qk_norm")
         if keys.get("siglip_feat_dim"):
             keys.unknown.append(("siglip_feat_dim", True, "a stream of reference images is not read"))
 
@@ -282,16 +279,7 @@ class Wan:
             vector("out_modulation", 2 * h),
             linear("out", h, volume * k.number("out_channels", "out_dim", default=16)),
         ]  # fmt: skip
-        k.get(
-            "model_type",
-            "cross_attn_norm",
-            "qk_norm",
-            "tie_word_embeddings",
-            "in_dim",
-            "out_dim",
-            "rope_max_seq_len",
-            "window_size",
-        )
+        k.get("cross_attn_norm", "qk_norm", "tie_word_embeddings", "in_dim", "out_dim", "window_size")
         if self.image:
             width = k.number("image_dim", default=1280)
             extra += [

@@ -25,7 +25,7 @@ class Fla(Decoder):
     hidden_ratio = 4.0
 
     def __init__(self, keys: Keys, family: Family) -> None:
-        keys.get("use_l2warp", "attn_mode", "feature_map", "gate_fn", "gate_logit_normalizer", "clamp_min", "clamp_max")
+        keys.get("gate_fn", "gate_logit_normalizer")
         keys.get("use_output_norm", "use_output_gate")
         self.attn = keys.child("attn", like="fla_attention")
         super().__init__(keys, family)
@@ -154,7 +154,7 @@ class FlaLatent(Fla):
         return ["full_attention"] * self.num_layers
 
     def attention(self, i: int) -> BranchSpec:
-        self.k.get("qk_head_dim", "window_size", "rope_scaling")
+        self.k.get("qk_head_dim", "window_size")
         return self.latent_attention(i)
 
 
@@ -201,7 +201,6 @@ def _retention(d: Fla, k: float = 1.0, v: float = 2.0) -> LinearAttentionSpec:
 def _gla(d: Fla) -> LinearAttentionSpec:
     """Gated linear attention (Yang et al. 2023, arXiv 2312.06635): a decay per channel from a low rank."""
     base = _retention(d, 0.5, 1.0)
-    d.k.get("use_gk", "use_gv")
     keys = base.key_head_dim * (base.num_key_value_heads or base.num_heads)
     return base.model_copy(update={"extra": _low("decay", d.hidden, d.k.get("gate_low_rank_dim", default=16), keys)})
 
@@ -246,7 +245,7 @@ def _slots(d: Fla) -> CustomSpec:
     keys, values = d.expanded(0.5 if gated else 1.0, 1.0)
     heads, slots = d.heads, d.k.number("num_slots", default=64)
     d.short_conv(default=False)
-    d.k.get("use_norm", "use_rope", "gate_low_rank_dim", "num_kv_heads")
+    d.k.get("use_norm", "gate_low_rank_dim", "num_kv_heads")
     k, v = keys // heads, values // heads
     scan = heads * (2.0 * CHUNK * (k + slots) + 4.0 * k * slots + 2.0 * CHUNK * (slots + v) + 4.0 * slots * v)
     extra = [matrix("qk", d.hidden, 2 * keys), matrix("v", d.hidden, values), matrix("slots", d.hidden, heads * slots)]
@@ -274,14 +273,14 @@ def _delta(d: Fla, **changes: Any) -> DeltaSpec:
         "value_head_dim": int(dim * d.k.get("expand_v", default=2)), "gate": bool(d.k.get("use_gate", default=True)),
         **d.short_conv(default=True),
     }  # fmt: skip
-    d.k.get("allow_neg_eigval", "num_v_heads")
+    d.k.get("num_v_heads")
     return DeltaSpec(**{**fields, **changes})
 
 
 def _delta_net(d: Fla) -> DeltaSpec:
     """Yang et al. 2024, arXiv 2406.06484: no decay, widths by expand_k and expand_v."""
     (keys, values), heads = d.expanded(1.0, 1.0), d.heads
-    d.k.get("qk_activation", "qk_norm", "use_beta")
+    d.k.get("qk_norm")
     gate = bool(d.k.get("use_gate", default=False))
     return _delta(d, key_head_dim=keys // heads, value_head_dim=values // heads, decay="none", gate=gate)
 
@@ -301,7 +300,6 @@ def _product(d: Fla) -> DeltaSpec:
 def _comba(d: Fla) -> DeltaSpec:
     """Hu et al. 2025, arXiv 2506.02475: a feedback decay and a direct path per head."""
     extra = vector("feedback", d.heads * (2 if d.k.get("use_inner_decay", default=True) else 1))
-    d.k.get("correction_factor")
     return _delta(d).model_copy(update={"extra": (extra,)})
 
 
@@ -309,7 +307,6 @@ def _kda(d: Fla) -> DeltaSpec:
     """Kimi Delta Attention (arXiv 2510.26692): decays per channel and gates through a head's width."""
     base = _delta(d, value_head_dim=1, gate=True)
     values = int(base.key_head_dim * d.k.get("expand_v", default=1))
-    d.k.get("safe_gate", "lower_bound")
     bias = vector("gate_bias", base.num_value_heads * values)
     changes = {"value_head_dim": values, "decay": "channel", "decay_rank": values, "gate_rank": values, "extra": (bias,)}
     return base.model_copy(update=changes)

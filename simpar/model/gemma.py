@@ -13,9 +13,7 @@ class Gemma3n(Decoder):
     """Four streams mixed by AltUp, low-rank LAuReL branches, per-layer embeddings, keys shared by the last layers."""
 
     streams = "altup_num_inputs"
-    settled: ClassVar[tuple[str, ...]] = (
-        "activation_sparsity_pattern", "altup_active_idx", "altup_correct_scale", "altup_lr_multiplier", "query_pre_attn_scalar",
-    )  # fmt: skip
+    settled: ClassVar[tuple[str, ...]] = ("activation_sparsity_pattern", "altup_active_idx")
 
     def intermediate(self, i: int) -> int:
         width = self.k.get("intermediate_size", default=16384)

@@ -129,7 +129,7 @@ NEMOTRON_LETTERS = {"M": "mamba", "*": "full_attention", "-": "mlp", "E": "moe"}
 class NemotronH(Decoder):
     """One mixer or feed-forward per layer, by a string of letters."""
 
-    settled: ClassVar[tuple[str, ...]] = ("mtp_hybrid_override_pattern", "mtp_layers_block_type", "num_query_groups")
+    settled: ClassVar[tuple[str, ...]] = ("num_query_groups",)
 
     def __init__(self, keys: Any, family: Any) -> None:
         pattern = keys.get("hybrid_override_pattern")
@@ -231,13 +231,7 @@ class Zamba2(Decoder):
 class Zamba(Zamba2):
     """Mamba 1 with one shared block, without adapters."""
 
-    settled: ClassVar[tuple[str, ...]] = (
-        "attn_layer_period",
-        "attn_layer_offset",
-        "n_mamba_heads",
-        "use_associative_scan",
-        "attention_hidden_size",
-    )
+    settled: ClassVar[tuple[str, ...]] = ("attn_layer_period", "attn_layer_offset", "n_mamba_heads", "attention_hidden_size")
 
     def layer_type(self, i: int) -> str:
         period, offset = self.k.number("attn_layer_period", default=6), self.k.get("attn_layer_offset", default=4)
@@ -257,8 +251,7 @@ class Lfm(Decoder):
     """Gated short convolutions with attention at listed layers (LFM2, LFM3)."""
 
     settled: ClassVar[tuple[str, ...]] = (
-        "conv_L_cache", "conv_bias", "block_dim", "block_use_swiglu", "block_norm_eps", "conv_dim", "conv_dim_out", "num_heads",
-        "use_pos_enc", "block_mlp_init_scale", "block_ffn_dim_multiplier", "block_multiple_of", "block_out_init_scale",
+        "conv_L_cache", "conv_bias", "block_dim", "block_use_swiglu", "conv_dim", "conv_dim_out", "num_heads", "block_multiple_of",
         "block_ff_dim",
     )  # fmt: skip
 

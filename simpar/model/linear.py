@@ -139,7 +139,7 @@ class BailingHybrid(KimiLinear):
 class BailingLinear(Decoder):
     """Ling and Ring linear 2.0: lightning attention with norms of queries and keys, one softmax layer in `layer_group_size`."""
 
-    settled: ClassVar[tuple[str, ...]] = ("group_norm_size", "linear_silu")
+    settled: ClassVar[tuple[str, ...]] = ("group_norm_size",)
 
     def layer_type(self, i: int) -> str:
         group = self.k.number("layer_group_size", default=1)

@@ -33,7 +33,7 @@ class MMDiT:
         self.hidden = self.heads * self.dim
         self.num_double = keys.number("num_layers", "num_blocks")
         self.num_single = keys.get("num_single_layers", default=0)
-        keys.get("vocab_size", "tie_word_embeddings", "axes_dims_rope", "rope_axes_dim", "sample_size", "qk_norm")
+        keys.get("vocab_size", "tie_word_embeddings", "axes_dims_rope", "sample_size", "qk_norm")
 
     @property
     def width(self) -> int:
@@ -86,7 +86,7 @@ class MMDiT:
         k, h = self.k, self.hidden
         channels, patch = k.number("in_channels", "input_dim"), k.number("patch_size", default=1)
         out = k.get("out_channels", default=channels)
-        k.get("disable_guidance_embedder", "input_dim")
+        k.get("input_dim")
         return [
             linear("image_in", channels, h, bias=self.bias), once("text_in", k.number("joint_attention_dim"), h, bias=self.bias),
             once("out_modulation", h, 2 * h, bias=self.bias), linear("out", h, patch * patch * out, bias=self.bias),
@@ -113,7 +113,7 @@ class QwenImage(MMDiT):
     """Double blocks alone; a norm on the text."""
 
     def outside(self) -> list[WeightSpec]:
-        self.k.get("guidance_embeds", "zero_cond_t", "use_additional_t_cond", "use_layer3d_rope")
+        self.k.get("use_layer3d_rope")
         h, text = self.hidden, self.k.number("joint_attention_dim")
         return [*self.ends(), *embedder("time", 256, h), vector("text_norm", text)]
 
@@ -148,7 +148,6 @@ class Flux2(MMDiT):
         k, h = self.k, self.hidden
         self.ratio = k.get("mlp_ratio", default=3.0)
         time = k.number("timestep_guidance_channels", default=256)
-        k.get("rope_theta")
         plain = {"uses": 0.0, "bias": False}
         made = [*embedder("time", time, h), *(embedder("guidance", time, h) if k.get("guidance_embeds", default=True) else ())]
         made += [linear("double_modulation", h, 12 * h), linear("single_modulation", h, 3 * h)]
@@ -204,7 +203,6 @@ class HunyuanVideo(MMDiT):
     def ends(self) -> list[WeightSpec]:
         k, h = self.k, self.hidden
         self.ratio = k.get("mlp_ratio", default=4.0)
-        k.get("rope_theta", "image_condition_type")
         volume = k.number("patch_size", default=2) ** 2 * k.number("patch_size_t", default=1)
         return [
             linear("image_in", k.number("in_channels") * volume, h), once("out_modulation", h, 2 * h),
@@ -264,7 +262,7 @@ class HiDream(MMDiT):
 
     def outside(self) -> list[WeightSpec]:
         k, h = self.k, self.hidden
-        k.get("llama_layers", "max_resolution", "force_inference_output")
+        k.get("llama_layers")
         patch, channels = k.number("patch_size", default=2), k.number("in_channels", default=16)
         last, each = k.get("caption_channels", default=[4096, 4096])
         texts = [once("text_in", last, h, bias=False)]

@@ -144,13 +144,7 @@ class StableLm(Cohere):
 class ChatGlm(Decoder):
     """ChatGLM 2 to 4: few key heads where the file says so, a padded vocabulary."""
 
-    settled: ClassVar[tuple[str, ...]] = (
-        "post_layer_norm",
-        "apply_residual_connection_post_layernorm",
-        "original_rope",
-        "pre_seq_len",
-        "prefix_projection",
-    )
+    settled: ClassVar[tuple[str, ...]] = ("post_layer_norm",)
 
     def __init__(self, keys: Any, family: Any) -> None:
         super().__init__(keys, family)
@@ -177,8 +171,7 @@ class OpenElm(Decoder):
         given = {"hidden_size": keys.config.get("model_dim"), "num_hidden_layers": keys.config.get("num_transformer_layers")}
         self.kv, self.q = keys.listed("num_kv_heads") or [1], keys.listed("num_query_heads") or [1]
         keys.config = {**keys.config, **given, "num_key_value_heads": self.kv[0], "num_attention_heads": self.q[0]}
-        keys.get("model_dim", "num_transformer_layers", "num_kv_heads", "num_gqa_groups", "qkv_multipliers", "ffn_with_glu")
-        keys.get("normalization_layer_name", "rope_freq_constant", "rope_max_length", "max_context_length")
+        keys.get("model_dim", "num_transformer_layers", "num_kv_heads", "num_gqa_groups", "ffn_with_glu")
         super().__init__(keys, family)
 
     def attention_fields(self, i: int) -> dict[str, Any]:

@@ -94,8 +94,6 @@ class Laguna(Decoder):
 class NemotronNas(Decoder):
     """Blocks found by search: attention with its own groups or none, feed-forwards of any width or none (DeciLM)."""
 
-    settled: ClassVar[tuple[str, ...]] = ("intermediate_size", "num_key_value_heads")
-
     def __init__(self, keys: Any, family: Any) -> None:
         self.blocks = keys.listed("block_configs") or []
         super().__init__(keys, family)
@@ -210,13 +208,7 @@ class HunyuanDense(Decoder):
 class HunyuanMoe(HunyuanDense):
     """Every expert, the shared one too, as wide as `intermediate_size`; counts may be lists, one entry per layer."""
 
-    settled: ClassVar[tuple[str, ...]] = (
-        "moe_intermediate_size",
-        "num_shared_expert",
-        "moe_layer_num_skipped",
-        "use_mixed_mlp_moe",
-        "dense_list",
-    )
+    settled: ClassVar[tuple[str, ...]] = ("num_shared_expert", "moe_layer_num_skipped", "use_mixed_mlp_moe")
 
     def is_expert_layer(self, i: int) -> bool:
         return True
@@ -263,7 +255,7 @@ class HyV3(Decoder):
 class Molmo2(Decoder):
     """Further rows of the embedding for image tokens."""
 
-    settled: ClassVar[tuple[str, ...]] = ("qk_norm_type", "norm_after", "rope_scaling_layers")
+    settled: ClassVar[tuple[str, ...]] = ("norm_after",)
 
     def embedding_rows(self) -> int:
         return self.vocabulary() + int(self.k.get("additional_vocab_size", default=128))

@@ -38,7 +38,7 @@ def _merger(k: Keys, h: int, text: int, kind: NormKind, out: str) -> Weights:
 
 
 def qwen25_vl(file: Keys, k: Keys, h: int, text: int) -> Weights:
-    k.get("fullatt_block_indexes", "window_size", "tokens_per_second", "spatial_patch_size")
+    k.get("fullatt_block_indexes", "window_size")
     return _merger(k, h, text, "rmsnorm", "out_hidden_size")
 
 
@@ -53,7 +53,6 @@ def qwen3_vl(file: Keys, k: Keys, h: int, text: int) -> Weights:
 
 
 def llava(file: Keys, k: Keys, h: int, text: int) -> Weights:
-    file.get("vision_feature_layer", "vision_feature_select_strategy", "image_seq_length", "projector_hidden_act")
     layers = file.get("vision_feature_layer", default=-2)
     count = len(layers) if isinstance(layers, list) else 1
     return mlp2("projector", h * count, text, text, bool(file.get("multimodal_projector_bias", default=True)))
@@ -66,7 +65,7 @@ def internvl(file: Keys, k: Keys, h: int, text: int) -> Weights:
 
 def pixel_unshuffle(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """LFM2-VL: 2 x 2 patches into channels, two layers."""
-    file.get("encoder_patch_size", "max_image_tokens", "min_image_tokens")
+    file.get("encoder_patch_size")
     wide, inner = h * file.number("downsample_factor", default=2) ** 2, file.number("projector_hidden_size", default=2560)
     first = (norm("projector_norm", "layernorm", wide),) if file.get("projector_use_layernorm", default=True) else ()
     return (*first, *mlp2("projector", wide, inner, text, bool(file.get("projector_bias", default=True))))
@@ -81,7 +80,6 @@ def kimi(file: Keys, k: Keys, h: int, text: int) -> Weights:
 
 def kimi_positions(k: Keys, h: int) -> Weights:
     """A grid of positions that is interpolated to the image's."""
-    k.get("init_pos_emb_time")
     rows = k.number("init_pos_emb_height", "pos_emb_height", default=64) * k.number(
         "init_pos_emb_width", "pos_emb_width", default=64
     )
@@ -106,7 +104,7 @@ def one(bias: bool) -> Projector:
 
 
 def gemma4_positions(k: Keys, h: int) -> Weights:
-    k.get("default_output_length", "pooling_kernel_size", "standardize", "use_clipped_linears", "global_head_dim", "layer_types")
+    k.get("pooling_kernel_size", "standardize", "use_clipped_linears", "global_head_dim", "layer_types")
     return (vector("positions", 2 * k.number("position_embedding_size", default=10240) * h),)
 
 
@@ -169,7 +167,6 @@ def cohere2_vision(file: Keys, k: Keys, h: int, text: int) -> Weights:
 
 def aya_vision(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """The same behind a norm."""
-    file.get("vision_feature_select_strategy")
     wide = h * file.number("downsample_factor", default=2) ** 2
     inner = file.number("alignment_intermediate_size", default=text)
     return (norm("projector_norm", "layernorm", wide), linear("projector_1", wide, inner), linear("projector_2", inner // 2, text))
@@ -213,9 +210,9 @@ def step3(file: Keys, k: Keys, h: int, text: int) -> Weights:
 def minimax_m3(file: Keys, k: Keys, h: int, text: int) -> Weights:
     wide = file.number("projector_hidden_size", default=text)
     inner = k.child("img_token_compression_config") or k
-    inner.get("image_token_compression_method", "temporal_patch_size")
+    inner.get("temporal_patch_size")
     file.get("img_token_compression_config", "multimodal_projector_bias")
-    k.get("projection_dim", "position_embedding_type", "vocab_size", "image_size")
+    k.get("vocab_size")
     merge = inner.number("spatial_merge_size", default=2) ** 2
     return (*mlp2("projector", h, wide, text), *mlp2("merge", text * merge, wide, text))
 
@@ -235,19 +232,18 @@ def projection_dim(file: Keys, k: Keys, h: int, text: int) -> Weights:
 
 def registers(k: Keys, h: int) -> Weights:
     """Mask and register tokens."""
-    k.get("layerscale_value", "apply_layernorm")
+    k.get("layerscale_value")
     return (vector("further_tokens", (1 + k.get("num_register_tokens", default=0)) * h),)
 
 
 def aligner(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """Two layers as wide as the text (DeepSeek-VL, VideoLLaMA 3, Audio Flamingo)."""
-    file.get("projector_hidden_act")
     return mlp2("projector", h, text, text, bool(file.get("projector_bias", default=True)))
 
 
 def phi4(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """Two layers; the ends of lines and of images."""
-    k.get("crop_size", "feature_layer")
+    k.get("feature_layer")
     return (*mlp2("projector", h, text, text), vector("separators", 2 * h))
 
 
@@ -266,7 +262,7 @@ def paddle_ocr(file: Keys, k: Keys, h: int, text: int) -> Weights:
 
 def minicpm_v(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """A merger with attention in the middle of the encoder, and one after it, each over 2 x 2 patches."""
-    file.get("insert_layer_id", "downsample_mode", "image_size", "patch_size", "merge_kernel_size")
+    file.get("insert_layer_id", "downsample_mode", "patch_size", "merge_kernel_size")
     k.get("insert_layer_id", "window_kernel_size")
     wide, times = 4 * h, file.number("merger_times", default=1)
     inside = (norm("merger_norm", "layernorm", h), norm("merger_wide_norm", "layernorm", wide))
@@ -336,7 +332,7 @@ def perceiver(file: Keys, k: Keys, h: int, text: int) -> Weights:
     depth, latents = p.number("resampler_depth", default=3), p.number("resampler_n_latents", default=64)
     dim, heads = p.number("resampler_head_dim", default=96), p.number("resampler_n_heads", default=16)
     kv = p.number("num_key_value_heads", default=4)
-    p.get("hidden_size", "rms_norm_eps", "qk_layer_norms_perceiver")
+    p.get("hidden_size", "qk_layer_norms_perceiver")
     blocks = (
         norm("perceiver_norms", "rmsnorm", 3 * depth * text), matrix("perceiver_q", text, heads * dim, copies=depth),
         matrix("perceiver_kv", text, 2 * kv * dim, copies=depth),
@@ -373,5 +369,5 @@ def embedding_norm(k: Keys, h: int) -> Weights:
 
 def muse_positions(k: Keys, h: int) -> Weights:
     """A grid of positions for the largest image."""
-    k.get("max_position_embeddings", "layer_types", "window_size")
+    k.get("layer_types", "window_size")
     return (vector("positions", k.number("pos_emb_height") * k.number("pos_emb_width") * h),)

@@ -16,7 +16,7 @@ class Glm5Next(KimiLinear):
     """Kimi Delta Attention, three to one with indexed latent attention over pooled index keys, on hyper-connections."""
 
     streams = "hc_mult"
-    settled: ClassVar[tuple[str, ...]] = ("index_kpool_always_select_tail", "hc_sinkhorn_iters")
+    settled: ClassVar[tuple[str, ...]] = ("index_kpool_always_select_tail",)
 
     def layer_type(self, i: int) -> str:
         return "indexed_attention" if i % 4 == 3 else "linear_attention"
@@ -39,8 +39,6 @@ class Glm5Next(KimiLinear):
 
 class Muse(Decoder):
     """Windows with a full layer in four, which is without RoPE; an output gate."""
-
-    settled: ClassVar[tuple[str, ...]] = ("layer_rope_theta", "qk_scale_factor")
 
 
 class MuseSpark(Muse):
@@ -196,8 +194,6 @@ class Inkling2(Inkling):
 class Phi4Adapters(Decoder):
     """Phi-4-multimodal: adapters for images and for speech on every matrix; a text token meets neither."""
 
-    settled: ClassVar[tuple[str, ...]] = ("full_attn_mod", "interpolate_factor")
-
     def layer_extra(self, i: int) -> Weights:
         h, wide = self.hidden, self.intermediate(i)
         qkv = (self.heads + 2 * self.kv_heads) * self.head_dim
@@ -215,7 +211,7 @@ class Qwen4(QwenNext):
     streams = "hc_count"
     settled: ClassVar[tuple[str, ...]] = (
         "hc_count", "hc_lowrank", "ngram_size", "heads_per_ngram", "ngram_vocab_size_base", "ple_embed_dim",
-        "make_ngram_vocab_size_divisible_by", "ple_conv_kernel_size", "ple_layer_ids", "split_ngram_parts", "output_gate_type",
+        "make_ngram_vocab_size_divisible_by", "ple_conv_kernel_size", "ple_layer_ids", "split_ngram_parts",
         "number_of_conv_states", "indexer_kv_heads",
     )  # fmt: skip
 

@@ -154,8 +154,8 @@ WORDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 def resampler(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """MiniCPM-V: learned queries of the text's width attend the patches, then norms and one matrix."""
-    file.get("batch_vision_input", "slice_mode", "slice_config", "image_size", "patch_size", "vision_batch_size", "version")
-    file.get("use_image_id", "batch_3d_resampler", "drop_vision_last_layer")
+    file.get("slice_config", "patch_size", "vision_batch_size")
+    file.get("drop_vision_last_layer")
     narrow = (matrix("keys_values", h, text),) if h != text else ()
     return (
         vector("queries", file.number("query_num", default=64) * text), *narrow, linear("attention_keys_values", text, 2 * text),
@@ -167,7 +167,7 @@ def resampler(file: Keys, k: Keys, h: int, text: int) -> Weights:
 def downsample(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """DeepSeek-VL2: 2 x 2 patches into channels, two layers, the ends of lines and views."""
     p = file.child("projector_config") or file
-    p.get("projector_type", "n_embed", "depth", "mlp_ratio", "token_pooling", "input_dim")
+    p.get("n_embed", "depth", "mlp_ratio", "input_dim")
     wide = h * int(p.get("downsample_ratio", default=2)) ** 2
     inner = int(text * p.get("mlp_ratio", default=1))
     return (*mlp2("projector", wide, inner, text), vector("separators", 2 * text))
@@ -175,9 +175,9 @@ def downsample(file: Keys, k: Keys, h: int, text: int) -> Weights:
 
 def ovis25(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """Soft visual words: a head over a visual vocabulary, four words of which are marks, and a table of its embeddings."""
-    k.get("hidden_stride", "num_patches", "preserve_original_pe", "use_rope", "fullatt_block_indexes", "window_size")
+    k.get("hidden_stride", "num_patches", "fullatt_block_indexes", "window_size")
     k.get("temporal_patch_size")
-    file.get("disable_tie_weight", "hidden_size", "conversation_formatter_class", "max_partition")
+    file.get("disable_tie_weight", "hidden_size", "conversation_formatter_class")
     words = file.number("visual_vocab_size")
     head = matrix("visual_head", h * k.number("hidden_stride", default=2) ** 2, words - 4)
     return (head, norm("visual_head_norm", "layernorm", words - 4), vector("visual_words", words * text))
@@ -206,9 +206,9 @@ REMOTE_PROJECTORS: dict[str, Projector] = {
 
 def deepseek_ocr(file: Keys, k: Keys, text: int, clip: Callable[[Keys], StackSpec]) -> list[StackSpec]:
     """Segment Anything's encoder with two strided convolutions, CLIP-L on its 16-fold fewer patches, one matrix over both."""
-    k.get("image_size", "mlp_ratio", "model_name")
+    k.get("mlp_ratio")
     p = file.child("projector_config") or file
-    p.get("projector_type", "n_embed", "input_dim")
+    p.get("n_embed", "input_dim")
     parts = k.child("width")
     first, second = (parts.child(name) if parts else None for name in ("sam_vit_b", "clip-l-14-224"))
     if first is None or second is None:

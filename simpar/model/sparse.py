@@ -46,7 +46,7 @@ class DeepseekV4(Decoder):
     """One key head that is also the value, compressed keys per layer, four residual streams, experts everywhere."""
 
     streams = "hc_mult"
-    settled: ClassVar[tuple[str, ...]] = ("num_hash_layers", "mlp_layer_types", "n_shared_experts")
+    settled: ClassVar[tuple[str, ...]] = ("mlp_layer_types",)
     ratios: ClassVar = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
 
     def layer_types(self) -> list[str]:

@@ -45,10 +45,10 @@ class Wav2Vec2:
         """Convolutions (with a norm after the first, or after each), a projection, positions, the masked frame."""
         k = self.k
         widths, taps = k.get("conv_dim", default=[512] * 7), k.get("conv_kernel", default=[10, 3, 3, 3, 3, 2, 2])
-        k.get("conv_stride", "num_feat_extract_layers", "feat_extract_norm", "feat_extract_activation")
-        k.get("adapter_kernel_size", "adapter_stride", "num_adapter_layers", "adapter_attn_dim", "output_hidden_size", "tdnn_dim")
+        k.get("conv_stride", "num_feat_extract_layers", "feat_extract_norm")
+        k.get("adapter_kernel_size", "adapter_stride", "num_adapter_layers", "adapter_attn_dim", "tdnn_dim")
         k.get("codevector_dim", "num_codevector_groups", "num_codevectors_per_group", "proj_codevector_dim", "num_negatives")
-        k.get("tdnn_dilation", "tdnn_kernel", "xvector_output_dim", "num_ctc_classes", "max_bucket_distance")
+        k.get("tdnn_dilation", "xvector_output_dim", "num_ctc_classes", "max_bucket_distance")
         bias, each = (
             bool(k.get("conv_bias", default=False)),
             k.get("feat_extract_norm", default=self.norm_of_convolutions) == "layer",
@@ -107,7 +107,6 @@ class Wav2Vec2Conformer(Wav2Vec2):
     def place(self, h: int) -> Weights:
         """What attention holds for its positions."""
         k, heads = self.k, self.k.number("num_attention_heads")
-        k.get("rotary_embedding_base", "max_source_positions", "left_max_position_embeddings", "right_max_position_embeddings")
         match k.get("position_embeddings_type", default="relative"):
             case "relative":
                 return (matrix("relative_keys", h, h), vector("relative_biases", 2 * h))
@@ -118,7 +117,7 @@ class Wav2Vec2Conformer(Wav2Vec2):
 
     def architecture(self) -> ArchitectureSpec:
         k, h = self.k, self.k.size("hidden_size")
-        k.get("use_intermediate_ffn_before_adapter", "conformer_conv_dropout")
+        k.get("use_intermediate_ffn_before_adapter")
         attention = encoder_attention(k.number("num_attention_heads"), h, position="relative", extra=self.place(h))
         mlp = FeedForwardSpec(width=k.number("intermediate_size"), gated=False, bias=True)
         inside = gated_convolution(h, k.number("conv_depthwise_kernel_size", default=31), bias=False)
@@ -154,7 +153,7 @@ class Wav2Vec2Bert(Wav2Vec2Conformer):
 
     def stem(self, h: int) -> Weights:
         k = self.k
-        k.get("tdnn_dim", "tdnn_kernel", "tdnn_dilation", "xvector_output_dim", "codevector_dim", "num_codevector_groups")
+        k.get("tdnn_dim", "tdnn_dilation", "xvector_output_dim", "codevector_dim", "num_codevector_groups")
         k.get("num_codevectors_per_group", "num_negatives", "proj_codevector_dim")
         bins = k.number("feature_projection_input_dim", default=160)
         masks = k.get("mask_time_prob", default=0.05) or k.get("mask_feature_prob", default=0.0)
@@ -195,7 +194,6 @@ class Conformer:
         k = self.k
         bins, c, taps = k.number("num_mel_bins", default=80), k.number("subsampling_conv_channels", default=256), 9
         halved = k.number("subsampling_factor", default=8).bit_length() - 1
-        k.get("layerdrop")
         down = (linear("convolution_1", taps, c), linear("pointwise", c, c, copies=halved - 1))
         taken = depthwise("depthwise", taps, c, bias=True, copies=halved - 1)
         return (*down, taken, linear("subsampled", c * (bins >> halved), h))
@@ -239,14 +237,14 @@ def gemma4_audio(file: Keys, k: Keys, text: int) -> StackSpec:
     """Gemma 4's Conformer with two matrices behind it."""
     out = k.number("output_proj_dims", default=1536)
     k.get("attention_chunk_size", "attention_context_right", "attention_invalid_logits_value", "attention_logit_cap")
-    k.get("residual_weight", "use_clipped_linears", "gradient_clipping")
+    k.get("residual_weight", "use_clipped_linears")
     return _gemma_audio(k, (linear("output", k.number("hidden_size"), out), matrix("projector", out, text)))
 
 
 def gemma3n_audio(file: Keys, k: Keys, text: int) -> StackSpec:
     """The same Conformer in Gemma 3n, behind it a table of hard words, norms and one matrix."""
-    k.get("conf_attention_chunk_size", "conf_attention_context_right", "conf_attention_logit_cap", "conf_reduction_factor")
-    k.get("conf_residual_weight", "sscp_conv_stride_size", "sscp_conv_group_norm_eps", "vocab_offset", "gradient_clipping")
+    k.get("conf_attention_context_right", "conf_attention_logit_cap", "conf_reduction_factor")
+    k.get("conf_residual_weight", "sscp_conv_stride_size", "vocab_offset")
     k.get("sscp_conv_kernel_size", "conf_positional_bias_size")
     return _gemma_audio(k, gemma3n_embedder(file, k, k.number("hidden_size"), text))
 

@@ -186,7 +186,7 @@ MOBILENETS = {"mobilenetv5_300m_enc": 294_126_912}
 def mobilenet_stack(k: Keys) -> StackSpec:
     """An encoder of convolutions: its weights as one; their work is not known, as each meets another number of positions."""
     name = str(k.get("architecture", default=""))
-    k.get("do_pooling", "model_args", "label_names", "num_classes")
+    k.get("label_names", "num_classes")
     if name not in MOBILENETS:
         k.unknown.append(("architecture", name, f"an encoder that is not known; known are {', '.join(MOBILENETS)}"))
     k.note(f"{k.path}architecture = {name}: its weights are counted, the work of its convolutions is not")

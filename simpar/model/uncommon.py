@@ -42,7 +42,7 @@ class RocBert(Bert):
 class Xmod(Bert):
     """An adapter for each language in every layer, of which a token meets one."""
 
-    settled: ClassVar[tuple[str, ...]] = ("adapter_reuse_layer_norm", "ln_before_adapter", "default_language")
+    settled: ClassVar[tuple[str, ...]] = ("adapter_reuse_layer_norm", "ln_before_adapter")
 
     def layout(self, i: int) -> Layout:
         return "pre" if self.k.get("pre_norm", default=False) else "post"
@@ -79,7 +79,7 @@ class XlNet(Decoder):
     """Attention over relative positions, which have a projection of their own (Yang et al. 2019, arXiv 1906.08237)."""
 
     settled: ClassVar[tuple[str, ...]] = (
-        "d_head", "attn_type", "mem_len", "reuse_len", "use_mems_eval", "use_mems_train", "bi_data", "clamp_len", "same_length",
+        "d_head", "attn_type", "mem_len", "use_mems_eval", "use_mems_train", "bi_data", "same_length",
     )  # fmt: skip
 
     def attention_extra(self, i: int) -> Weights:
@@ -138,7 +138,7 @@ class Looped(Decoder):
 class HrmText(Looped):
     """Two stacks run in turns (HRM): `H_cycles` times, the low one `L_cycles` times and the high one once, by the same weights."""
 
-    settled: ClassVar[tuple[str, ...]] = ("L_bp_cycles", "prefix_lm")
+    settled: ClassVar[tuple[str, ...]] = ("L_bp_cycles",)
 
     def __init__(self, keys: Any, family: Any) -> None:
         super().__init__(keys, family)
