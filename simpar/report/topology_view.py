@@ -20,8 +20,7 @@ from simpar.report.page import Cards, Table
 from simpar.specs.hardware import HardwareProfile
 from simpar.topology.cluster import Cluster
 from simpar.topology.describe import summary
-from simpar.topology.graph import nvswitches
-from simpar.topology.scaleup import Torus
+from simpar.topology.scaleup import Torus, nvswitches
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
