@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from simpar.graph.build import LayerBuilder
 from simpar.graph.differentiate import kept
 from simpar.graph.kernel_types import Kept, KernelPlan
-from simpar.graph.ledger import forward_flops
+from simpar.graph.ledger import node_flops
 from simpar.graph.masks import BIDIRECTIONAL
 from simpar.graph.shard import Placement, Shards
 from simpar.graph.types import Axis, Layer
@@ -89,7 +89,7 @@ def test_a_product_keeps_its_input_and_its_backward_is_two_of_it() -> None:
     layer = LayerBuilder("product", axes())
     done = layer.done(layer.linear("fc", layer.input("x", "batch sequence hidden"), "batch sequence ffn", bias=True))
     x, w, b = tensor(B, S, H), weight(40, H), weight(40)
-    assert flops(F.linear, x, w, b) == (forward_flops(done)[0][1], 2 * forward_flops(done)[0][1])
+    assert flops(F.linear, x, w, b) == (node_flops(done, done.nodes[0]), 2 * node_flops(done, done.nodes[0]))
     assert kept_bytes(F.linear, x, w, b) == expected_kept(done)
 
 
@@ -110,7 +110,7 @@ def test_experts_multiply_each_row_once() -> None:
         return torch.cat([part @ w[i] for i, part in enumerate(x.split(4))])
 
     x = tensor(12, H)
-    assert flops(grouped, x) == (forward_flops(done)[0][1], 2 * forward_flops(done)[0][1])
+    assert flops(grouped, x) == (node_flops(done, done.nodes[0]), 2 * node_flops(done, done.nodes[0]))
     assert kept_bytes(grouped, x) == expected_kept(done)
 
 
@@ -120,7 +120,7 @@ def test_a_convolution_counts_taps_and_keeps_its_input() -> None:
     x = layer.input("x", "batch inputs")
     done = layer.done(layer.convolution("conv", x, "batch positions filters", ("taps", "filters")))
     image, w = tensor(B, 3, 8, 8), weight(5, 3, 3, 3)
-    assert flops(F.conv2d, image, w)[0] == forward_flops(done)[0][1]
+    assert flops(F.conv2d, image, w)[0] == node_flops(done, done.nodes[0])
     assert kept_bytes(F.conv2d, image, w) == expected_kept(done)
 
 
@@ -136,7 +136,7 @@ def test_a_short_convolution_channel_by_channel() -> None:
 
     signal, w = tensor(B, 6, S), weight(6, 1, 4)
     counted = flops(causal, signal, w)[0]
-    assert counted * S / (S + 3) == forward_flops(done)[0][1]
+    assert counted * S / (S + 3) == node_flops(done, done.nodes[0])
     assert kept_bytes(causal, signal, w) == expected_kept(done)
 
 
@@ -173,7 +173,7 @@ def test_unfused_attention_keeps_the_scores() -> None:
         return torch.softmax(q @ k.transpose(-1, -2), -1) @ v
 
     q, k, v = (tensor(B, N, S, D) for _ in range(3))
-    assert flops(scores, q, k, v) == (forward_flops(done)[0][1], 2 * forward_flops(done)[0][1])
+    assert flops(scores, q, k, v) == (node_flops(done, done.nodes[0]), 2 * node_flops(done, done.nodes[0]))
     # The output is kept by what reads it.
     assert kept_bytes(scores, q, k, v) == expected_kept(done, plan) - 4.0 * B * S * N * D
 
@@ -309,7 +309,7 @@ def test_a_scan_counts_the_products_of_its_chunks(kind: str) -> None:
     x = layer.input("x", "batch sequence heads head_dim")
     done = layer.done(layer.scan("scan", [x], "batch sequence heads head_dim", kind=kind, groups="groups", chunk=16))
     inverse = 64 * 6 * 16 * 16 / 3 if kind == "delta" else 0.0
-    assert forward_flops(done)[0][1] - inverse == pytest.approx(4 * scan_flops(kind, 6, 10, 8, 2, 16))
+    assert node_flops(done, done.nodes[0]) - inverse == pytest.approx(4 * scan_flops(kind, 6, 10, 8, 2, 16))
 
 
 @pytest.fixture

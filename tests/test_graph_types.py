@@ -5,9 +5,15 @@ from __future__ import annotations
 import pytest
 
 from simpar.graph.build import LayerBuilder
-from simpar.graph.ledger import SCANS, forward_flops, parameters
+from simpar.graph.ledger import SCANS, node_flops, parameters
 from simpar.graph.masks import BIDIRECTIONAL, Mask
 from simpar.graph.types import Axis, Layer
+
+
+def flops_of(layer: Layer, *, halved: bool = False) -> dict[str, float]:
+    """Forward FLOPs by node, of those that have any."""
+    found = {node.name: node_flops(layer, node, halved=halved) for node in layer.nodes}
+    return {name: flops for name, flops in found.items() if flops}
 
 
 def attention_layer(mask: Mask | None = None, batch: int = 2, sequence: int = 64) -> Layer:
@@ -37,20 +43,20 @@ def test_parameters_are_named_by_their_node() -> None:
     [(None, 64 * 65 / 2), (BIDIRECTIONAL, 64 * 64), (Mask("window", 8), 8 * 9 / 2 + 56 * 8), (Mask("chunk", 16), 4 * 136)],
 )
 def test_flops_of_attention_follow_the_mask(mask: Mask | None, pairs: float) -> None:
-    flops = dict(forward_flops(attention_layer(mask)))
+    flops = flops_of(attention_layer(mask))
     assert flops["core"] == 2 * 2 * 8 * (4 + 6) * pairs
     assert flops["qkv"] == 2 * 2 * 64 * 32 * 52
 
 
 def test_halved_causal_attention_is_half_the_matrix() -> None:
-    assert dict(forward_flops(attention_layer(), halved=True))["core"] == 2 * 2 * 8 * 10 * 64 * 64 / 2
+    assert flops_of(attention_layer(), halved=True)["core"] == 2 * 2 * 8 * 10 * 64 * 64 / 2
 
 
 def test_experts_group_a_product() -> None:
     axes = [Axis("rows", 12, "rows"), Axis("hidden", 8), Axis("experts", 4, "experts"), Axis("width", 6, "expert_tensor")]
     layer = LayerBuilder("experts", axes)
     done = layer.done(layer.grouped("experts", layer.linear("fc1", layer.input("x", "rows hidden"), "rows width", bias=True)))
-    assert dict(forward_flops(done)) == {"fc1": 2 * 12 * 8 * 6}
+    assert flops_of(done) == {"fc1": 2 * 12 * 8 * 6}
     assert dict(parameters(done)) == {"fc1.weight": 4 * 8 * 6, "fc1.bias": 4 * 6}
 
 
@@ -61,7 +67,7 @@ def test_a_scan_counts_its_chunks() -> None:
     x = layer.input("x", "batch sequence heads head_dim")
     done = layer.done(layer.scan("ssd", [x], "batch sequence heads head_dim", groups="groups", chunk=32))
     per_token = 2 * 32 * 16 + 2 * 32 * 4 * 8 + 4 * 4 * 16 * 8
-    assert dict(forward_flops(done)) == {"ssd": 2 * 128 * per_token}
+    assert flops_of(done) == {"ssd": 2 * 128 * per_token}
     assert SCANS["delta"](1, 2, 3, 1, 6) == 6 * 6 * 2 + 4 * 6 * 3 + 6 * 2 * 3 + 36 / 3
 
 

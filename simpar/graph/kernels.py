@@ -108,14 +108,13 @@ def _input_bytes(layer: Layer, name: str, plan: KernelPlan) -> float:
     return plan.linear_input_bytes if any(isinstance(n, Einsum) and not n.wide for n in readers) else HALF
 
 
-def is_product(kernel: Kernel) -> bool:
-    """Whether a kernel is a matrix product with a gradient of its input and one of its weight."""
-    return isinstance(kernel.node, Einsum | Convolution) and not kernel.price
+def product_of(kernel: Kernel) -> Einsum | Convolution | None:
+    """The node of a kernel that is a matrix product with a gradient of its input and one of its weight; None of any other."""
+    return kernel.node if isinstance(kernel.node, Einsum | Convolution) and not kernel.price else None
 
 
 def _scan(layer: Layer, node: Scan, plan: KernelPlan) -> Kernel:
     """Inputs and output pass once; what the kernel keeps of its inputs is the node's; states are made again in the backward."""
-    del plan
     moved: Traffic = tuple((layer.tensor[name].axes, HALF) for name in (*node.inputs, *node.outputs))
     backward: Traffic = tuple((axes, 2 * each) for axes, each in moved)
     return Kernel(node, "scan", moved, backward, 5, tuple(kept_whole(layer, name) for name in node.saved or node.inputs))
@@ -123,7 +122,6 @@ def _scan(layer: Layer, node: Scan, plan: KernelPlan) -> Kernel:
 
 def _select(layer: Layer, node: Select, plan: KernelPlan) -> Kernel:
     """Scores, probabilities and the mask of the chosen, in fp32."""
-    del plan
     axes = _input(layer, node)
     path = node.name.rsplit("/", 1)[0]
     keeps = (Kept(f"{path}/logits", axes, 4.0), Kept(f"{path}/probs", axes, 4.0), Kept(f"{path}/mask", axes, 1.0))
@@ -168,7 +166,6 @@ def _loss(layer: Layer, node: Loss, plan: KernelPlan) -> Kernel:
 
 def _custom(layer: Layer, node: Custom, plan: KernelPlan) -> Kernel:
     """Its own bytes, spread over its axes."""
-    del plan
     over = node.over or _input(layer, node)
     volume = layer.volume(over)
     backward = node.backward_bytes or 2.0 * node.forward_bytes
@@ -196,16 +193,9 @@ def _dropout(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
 
 
 def _rope(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
-    """The same of a rotary embedding in elementary kernels, by complex numbers or by halves."""
-    return _rotated(layer, node, plan, fused=plan.library.fused_rope)
-
-
-def _scaled_rope(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
-    """A rotary embedding whose sine and cosine have a factor (YaRN), which not every fused kernel takes."""
-    return _rotated(layer, node, plan, fused=plan.library.fused_rope and plan.library.fused_scaled_rope)
-
-
-def _rotated(layer: Layer, node: Elementwise, plan: KernelPlan, *, fused: bool) -> Kernel:
+    """A rotary embedding, fused or in elementary kernels, by complex numbers or by halves; not every fused kernel takes a factor of
+    its sine and cosine (YaRN)."""
+    fused = plan.library.fused_rope and (node.op == "rope" or plan.library.fused_scaled_rope)
     price, forward, backward = ("rope", 4.0, 4.0) if fused else ("composite", 21.0, 27.0)
     if plan.autocast and not fused:
         # Sine and cosine have the dtype of the stream, and attention casts what they make.
@@ -294,14 +284,12 @@ def _relu(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
 
 
 def _pool(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
-    del plan
     axes = _input(layer, node)
     return Kernel(node, "activation", ((axes, 2.5),), ((axes, 4.0),))
 
 
 def _plain(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     """Reads its inputs, writes its output; backward: the inputs and the gradient read, the gradients of the inputs written."""
-    del plan
     out = layer.tensor[node.outputs[0]].axes
     if node.over:
         return Kernel(node, "activation", tuple((a, 4.0) for a in node.over), tuple((a, 6.0) for a in node.over), 1,
@@ -313,7 +301,7 @@ def _plain(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
 
 
 ELEMENTWISE: Final[dict[str, Rule]] = {
-    "residual": _residual, "dropout": _dropout, "rope": _rope, "scaled_rope": _scaled_rope, "latent_rope": _latent_rope,
+    "residual": _residual, "dropout": _dropout, "rope": _rope, "scaled_rope": _rope, "latent_rope": _latent_rope,
     "activation": _activation, **dict.fromkeys(GELUS, _chained_gelu),
     "clamp": _clamp, "expert_bias": _expert_bias, "pool": _pool, "relu": _relu,
 }  # fmt: skip

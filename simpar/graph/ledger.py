@@ -8,26 +8,18 @@ from typing import Final
 
 from simpar.graph.types import Attention, Convolution, Custom, Einsum, Layer, Node, Scan
 
-Ledger = tuple[tuple[str, float], ...]
-
 
 def parameters(layer: Layer) -> tuple[tuple[str, int], ...]:
     """(parameter tensor, elements) of every weight of a layer."""
     return tuple((name, layer.elements(name)) for node in layer.nodes for name in node.parameters)
 
 
-def forward_flops(layer: Layer, *, halved: bool = False) -> Ledger:
-    """(node, FLOPs) of one micro-batch, nodes without products left out.
+def node_flops(layer: Layer, node: Node, *, halved: bool = False) -> float:
+    """Forward FLOPs of one node in one micro-batch: two for each multiply and add.
 
     Args:
         halved: causal attention counts half of the score matrix, the diagonal halved too, as the usual model FLOPs do.
     """
-    found = ((node.name, node_flops(layer, node, halved=halved)) for node in layer.nodes)
-    return tuple((name, flops) for name, flops in found if flops)
-
-
-def node_flops(layer: Layer, node: Node, *, halved: bool = False) -> float:
-    """Forward FLOPs of one node: two for each multiply and add."""
     if isinstance(node, Einsum):
         return 2.0 * layer.volume(product_axes(layer, node))
     if isinstance(node, Convolution):
@@ -73,25 +65,21 @@ def _ssd(heads: int, state: int, channels: int, groups: int, chunk: int) -> floa
 
 def _linear(heads: int, key: int, value: int, groups: int, chunk: int) -> float:
     """Linear attention with decay: scores and their product inside a chunk, state update and read (Yang et al. 2023, GLA)."""
-    del groups
     return heads * (2.0 * chunk * (key + value) + 4.0 * key * value)
 
 
 def _delta(heads: int, key: int, value: int, groups: int, chunk: int) -> float:
     """Gated delta rule: K K^T, the inverse of a triangle, W, U, V - W S, the update, Q S, Q K^T times it (Yang et al. 2024)."""
-    del groups
     return heads * (6.0 * chunk * key + 4.0 * chunk * value + 6.0 * key * value + chunk * chunk / 3.0)
 
 
 def _dplr(heads: int, key: int, value: int, groups: int, chunk: int) -> float:
     """Diagonal plus low rank (RWKV-7): two more products of the keys than the delta rule."""
-    del groups
     return heads * (10.0 * chunk * key + 4.0 * chunk * value + 8.0 * key * value)
 
 
 def _diagonal(heads: int, state: int, channels: int, groups: int, chunk: int) -> float:
     """Mamba 1's selective scan on vector units: 7 a state and channel, 3 a channel (gate and skip)."""
-    del groups, chunk
     return prod((heads, channels)) * (7.0 * state + 3.0)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from simpar.graph.kernels import is_product
+from simpar.graph.kernels import product_of
 from simpar.graph.types import Norm
 from simpar.live.cluster_layouts import SPLIT_BACKWARD, RunLayout
 from simpar.parallel.blocks import LocalBlock
@@ -53,7 +53,7 @@ def _peak(memory: RankMemory, resting: float, changes: list[Change]) -> float:
 def captured(local: LocalLayer) -> dict[str, float]:
     """Bytes of the gradients that torch's split backward keeps from the input gradient on, by node: of the outputs of all that have
     weights; norms first, as a layer's modules have them."""
-    nodes = [kernel.node for kernel in local.kernels if is_product(kernel) or isinstance(kernel.node, Norm)]
+    nodes = [kernel.node for kernel in local.kernels if product_of(kernel) or isinstance(kernel.node, Norm)]
     nodes.sort(key=lambda node: not isinstance(node, Norm))
     return {n.name: local.element * local.shards.local(local.axes(n.outputs[0]), local.layout(n)) for n in nodes}
 

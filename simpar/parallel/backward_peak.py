@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from simpar.graph.differentiate import needs_weight_gradient
 from simpar.graph.kernel_types import Kernel
-from simpar.graph.kernels import is_product
-from simpar.graph.types import Attention, Convolution, Custom, Einsum, Elementwise, Lookup, Loss, Node, Permute, Scan
+from simpar.graph.kernels import product_of
+from simpar.graph.types import Attention, Custom, Elementwise, Lookup, Loss, Node, Permute, Scan
 from simpar.parallel.local_layer import LocalLayer
 from simpar.specs.losses import Loss as HeadLoss
 
@@ -22,11 +22,10 @@ def transient(local: LocalLayer) -> float:
             widest = 2.0 * local.layer.weights(node) * (1.0 + 1.0 / local.degrees.tp)
         if isinstance(node, Permute) and node.back:
             widest = max(widest, _weighing_transient(local, node))
-        if is_product(kernel):
-            assert isinstance(node, Einsum | Convolution)
+        if product := product_of(kernel):
             layout = local.layout(node)
             out, source = (local.shards.local(local.axes(name), layout) for name in (node.outputs[0], node.inputs[0]))
-            element, weight = local.options.kernels.element, local.weight_gradient(node)
+            element, weight = local.options.kernels.element, local.weight_gradient(product)
             pair = out * element + weight
             if local.is_logits(node):
                 # The logits and their copies are gone by then, but for their gradient.
@@ -70,8 +69,9 @@ def _eager_transient(local: LocalLayer) -> float:
         node, layout = kernel.node, local.layout(kernel.node)
         read, made = ([local.shards.local(local.axes(n), layout) * element for n in names] for names in (node.inputs, node.outputs))
         waiting = stream if node.outputs[0] not in joins else 0.0
-        passing = local.weight_gradient(node) if isinstance(node, Einsum | Convolution) and is_product(kernel) else 0.0
-        if is_product(kernel) and not passing:
+        product = product_of(kernel)
+        passing = local.weight_gradient(product) if product else 0.0
+        if product and not passing:
             gradients += _new_gradient(local, node)
         if node.name not in adds:  # an addition passes its gradient on
             widest = max(widest, waiting + sum(read) + sum(made) + passing + gradients - freed)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from simpar.graph.kernel_types import HALF, Kernel
-from simpar.graph.kernels import is_product
+from simpar.graph.kernels import product_of
 from simpar.graph.shard import Stretch
 from simpar.graph.types import Attention, Convolution, Einsum, Elementwise, Layer, Loss, Norm, Permute, Select
 from simpar.parallel.blocks import LocalBlock
@@ -277,7 +277,7 @@ class _Order:
                 gradient = self._loss_backward()
                 continue
             gradient = self._node_backward(kernel, gradient, late if split_backward else None)
-            product = is_product(kernel)
+            product = product_of(kernel)
             for name in mine.get(kernel.node.name, ()):
                 if split_backward and product and kernel.keeps and name.startswith(f"{kernel.keeps[0].name}#"):
                     late.append((name, 0))
@@ -304,7 +304,7 @@ class _Order:
         mine = f"{node.name}.gradient"
         first = kernel.keeps[0].name if kernel.keeps else ""
         size = float(sum(self.tensors.get(first, ()))) if first else 0.0
-        product = is_product(kernel)
+        product = product_of(kernel)
         passes = (
             isinstance(node, Norm | Select)
             or (isinstance(node, Permute) and not node.back)
@@ -318,10 +318,9 @@ class _Order:
             size = self._width(kernel)
         self._ask(mine, size if local.needs_input_gradient(node) else 0.0)
         if product and late is None:
-            assert isinstance(node, Einsum | Convolution)
             own = [f"{node.name}.weight", f"{node.name}.sum"]
             for name in own[: min(self.plan.loss.pieces, 2) if local.is_logits(node) else 1]:
-                self._ask(name, local.weight_gradient(node))
+                self._ask(name, local.weight_gradient(product))
             for name in own:
                 self._free(name)
         for index in range(len(scores)):

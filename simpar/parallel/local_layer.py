@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from simpar.graph.differentiate import kept, needs_input_gradient
 from simpar.graph.kernel_types import Kept, Kernel
-from simpar.graph.kernels import is_product, kernels
+from simpar.graph.kernels import kernels, product_of
 from simpar.graph.ledger import attended, node_flops
 from simpar.graph.rematerialise import Cut, Recompute, cut, staying
 from simpar.graph.shard import Layout, Shards
@@ -295,7 +295,7 @@ class LocalLayer:
         tensors, stays = self.tensors(), 0.0
         for kernel in self.kernels:
             node = kernel.node
-            if is_product(kernel):
+            if product_of(kernel):
                 wide = isinstance(node, Einsum) and node.wide
                 element = (
                     self.options.kernels.element if wide or not self.options.narrow else self.options.kernels.linear_input_bytes

@@ -9,7 +9,7 @@ from __future__ import annotations
 from simpar.graph.casts import QUANTIZE, casts
 from simpar.graph.differentiate import needs_weight_gradient
 from simpar.graph.kernel_types import Kernel
-from simpar.graph.kernels import cast_inputs, is_product
+from simpar.graph.kernels import cast_inputs, product_of
 from simpar.graph.shard import Stretch
 from simpar.graph.types import Attention, Convolution, Custom, Einsum, Layer, Node, Permute, Scan
 from simpar.parallel import context, expert
@@ -67,15 +67,14 @@ class Lists(LocalLayer):
             context.attention(node.name, core, self.degrees, self.attention_launches(kernel, core), ops)
         elif isinstance(node, Scan | Custom):
             self._alone(kernel, ops, backward=False)
-        elif is_product(kernel):
-            assert isinstance(node, Einsum | Convolution)
-            self._engine_cast(node, ops, backward=False)
-            work = self._in_pieces(node, self.product(node, "forward"))
+        elif product := product_of(kernel):
+            self._engine_cast(product, ops, backward=False)
+            work = self._in_pieces(product, self.product(product, "forward"))
             self._cast(node.name, work, ops, again=again)
-            self._dequantise(node, ops)
-            self._autocast(node, ops)
+            self._dequantise(product, ops)
+            self._autocast(product, ops)
             ops.compute(node.name, work, self.launches(kernel))
-            self._lora(node, ops, backward=False)
+            self._lora(product, ops, backward=False)
         else:
             split = self.shards.layouts.split_loss(node) and self.degrees.tp > 1
             gathered = self.options.kernels.logits_gathered
@@ -293,9 +292,8 @@ class Lists(LocalLayer):
             context.attention(f"{node.name}.backward", core, self.degrees, self.attention_launches(kernel, core), ops)
         elif isinstance(node, Scan | Custom):
             self._alone(kernel, ops, backward=True)
-        elif is_product(kernel):
-            assert isinstance(node, Einsum | Convolution)
-            self._product_backward(kernel, node, entry, ops, weight_ops)
+        elif product := product_of(kernel):
+            self._product_backward(kernel, product, entry, ops, weight_ops)
         else:
             self._elementary(kernel, ops, backward=True)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from simpar.registry import Registry
-from simpar.schedules.action import COMPUTE_PHASES, NO_INDEX, Action, Phase, overlapped, parse_action
+from simpar.schedules.action import NO_INDEX, Action, Phase, overlapped, parse_action
 from simpar.schedules.automatic import ZB_1P, ZB_2P
 from simpar.schedules.building_block import V_HALF, V_MIN
 from simpar.schedules.dualpipe import DUALPIPE
@@ -18,7 +18,7 @@ from simpar.schedules.family import ScheduleFamily
 from simpar.schedules.gpipe import GPIPE, INTERLEAVED_BFS, NAIVE
 from simpar.schedules.interleaved import INTERLEAVED, ONE_F_ONE_B
 from simpar.schedules.interleaved_zb import INTERLEAVED_ZB, ZB_H1, ZB_H2
-from simpar.schedules.order import PREREQUISITES, Chain, OrderArrays, Replay, Rows
+from simpar.schedules.order import Chain
 from simpar.schedules.schedule import Schedule
 from simpar.schedules.zb_v import ZB_V
 
@@ -59,16 +59,11 @@ def build_schedule(
 
 
 __all__ = [
-    "COMPUTE_PHASES",
     "NO_INDEX",
-    "PREREQUISITES",
     "SCHEDULES",
     "Action",
     "Chain",
-    "OrderArrays",
     "Phase",
-    "Replay",
-    "Rows",
     "Schedule",
     "ScheduleFamily",
     "build_schedule",
