@@ -193,7 +193,7 @@ def test_windows_stand_where_the_class_puts_them() -> None:
 
 @pytest.mark.parametrize(
     "mask",
-    [Mask(), Mask("bidirectional"), Mask("window", 5), Mask("chunk", 6), Mask("bidirectional_window", 3), Mask("prefix", 4),
+    [Mask(), Mask("bidirectional"), Mask("window", 5), Mask("chunk", 6), Mask("bidirectional_window", 3),
      Mask("compressed", 4, 3, 2), Mask("compressed", 4, 3), Mask("top_k", 7), Mask("bidirectional", joint=2), Mask("fixed", 9)],
     ids=lambda mask: f"{mask.kind}{mask.size}",
 )  # fmt: skip
@@ -209,8 +209,6 @@ def test_masks_count_their_pairs(mask: Mask, length: int) -> None:
                 return j <= i and i // mask.size == j // mask.size
             case "bidirectional_window":
                 return abs(i - j) <= mask.size
-            case "prefix":
-                return j <= i or (i < mask.size and j < mask.size)
         return j <= i
 
     pairs = sum(sees(i, j) for i in range(length) for j in range(length))

@@ -307,7 +307,7 @@ def test_arrays_say_the_same_as_the_rows(name: str) -> None:
     for leaf, entries in zip(leaves, order.prerequisites.tolist(), strict=True):
         assert [actions[entry] for entry in entries if entry >= 0] == schedule.prerequisites(leaf)
     for rank, row in enumerate(schedule.rows):
-        stages, _, _ = order.of_rank(rank)
+        stages = order.stage[order.rank_start[rank] : order.rank_start[rank + 1]]
         assert stages.tolist() == [leaf.stage for action in row for leaf in action.leaves]
     assert order.overlapped().sum() == 2 * sum(bool(action.parts) for row in schedule.rows for action in row)
     with pytest.raises(ValueError, match="read-only"):

@@ -1,7 +1,7 @@
 """A cluster as the network that transfers share: which links each collective uses, and how many bytes on each.
 
-Routes are the cluster's (topology/cluster.py): rails, PXN, shared NICs, oversubscribed uplinks, dead rails and hashed
-paths come from there. What is decided here is who sends how much to whom:
+Routes are the cluster's (topology/cluster.py): rails, PXN, shared NICs, oversubscribed uplinks, and dead
+rails come from there. What is decided here is who sends how much to whom:
 
 - ring collectives (all-reduce, all-gather, reduce-scatter, broadcast, reduce): the ring crosses from one scale-up
   domain to the next on every rail that the group has in both, as NCCL's channels do, and passes the members inside a

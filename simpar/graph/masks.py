@@ -13,7 +13,7 @@ from typing import Final
 @dataclass(frozen=True, slots=True)
 class Mask:
     """One mask. `size` is the window (own position included; to each side where bidirectional), the chunk, the number of
-    keys of a cross-attention of fixed length, the prefix, or the keys that a sparse attention selects.
+    keys of a cross-attention of fixed length, or the keys that a sparse attention selects.
 
     `block` is the width in keys of what a sparse attention selects (1 = single tokens) or of what one compressed key stands
     for; `selected` limits the compressed keys per query (0 = all of them).
@@ -102,11 +102,6 @@ def _chunks(mask: Mask, n: int) -> float:
     return full * mask.size * (mask.size + 1) / 2 + rest * (rest + 1) / 2
 
 
-def _prefix(mask: Mask, n: int) -> float:
-    size = min(mask.size, n)
-    return n * (n + 1) / 2 + size * (size - 1) / 2
-
-
 MASKS: Final[dict[str, Callable[[Mask, int], float]]] = {
     "causal": lambda mask, n: n * (n + 1) / 2,
     "bidirectional": lambda mask, n: float(n * n),
@@ -116,7 +111,6 @@ MASKS: Final[dict[str, Callable[[Mask, int], float]]] = {
     "fixed": lambda mask, n: float(n * mask.size),
     "top_k": lambda mask, n: _window(n, min(mask.size, n)),
     "compressed": lambda mask, n: _window(n, min(mask.size, n)) + _compressed(n, mask.block, mask.selected),
-    "prefix": _prefix,
 }
 """Kind -> pairs of query and key in one document of so many tokens. A new mask is a line here."""
 NOT_CAUSAL = {"bidirectional", "bidirectional_window", "fixed"}

@@ -67,11 +67,6 @@ class OrderArrays:
     rank_start: tuple[int, ...]
     """Entries of rank r are ``rank_start[r]`` up to ``rank_start[r + 1]``."""
 
-    def of_rank(self, rank: int) -> tuple[IntArray, IntArray, IntArray]:
-        """(stage, phase code, microbatch) of one rank's entries."""
-        own = slice(self.rank_start[rank], self.rank_start[rank + 1])
-        return self.stage[own], self.phase[own], self.microbatch[own]
-
     def overlapped(self) -> NDArray[np.bool_]:
         """Whether each entry is part of an overlapped pair."""
         with_next = (self.slot[1:] == self.slot[:-1]) & (self.rank[1:] == self.rank[:-1])

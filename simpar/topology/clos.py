@@ -8,7 +8,6 @@ two switch layers stands for all the cables between those two switches.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from simpar.specs.hardware import HardwareProfile
 
@@ -16,8 +15,6 @@ RADIX = 64
 """Ports of a switch at the NIC's speed (QM9700: 64 x 400 Gb/s); sets how many spines there are, not what they
 carry.
 """
-
-PathChoice = Literal["destination", "hash"]
 
 RAILS = {"rail-optimized": True, "nvl-rack": True, "fat-tree": False, "roce-pod": False, "torus": False}
 """Fabric -> whether each NIC slot of a node plugs into a leaf of its own; without rails all NICs of a node share a leaf.
@@ -99,17 +96,10 @@ class ClosShape:
         """The pod of a leaf."""
         return leaf // (self.leaves_per_group * self.groups_per_pod)
 
-    def spine_for(self, src_slot: int, dst_slot: int, choice: PathChoice) -> int:
-        """The spine (and core plane) that traffic between two cluster-wide slots takes.
-
-        destination: by the destination, as static routing of a fat tree does (Zahavi, D-mod-k): shift
-        patterns, that is rings and all-to-all rounds, spread evenly. hash: by source and destination, as ECMP
-        on Ethernet does: flows may collide.
+    def spine_for(self, dst_slot: int) -> int:
+        """The spine (and core plane) that traffic to a cluster-wide slot takes: by the destination, as static routing of a fat tree
+        does (Zahavi, D-mod-k), so that shift patterns, that is rings and all-to-all rounds, spread evenly.
         """
-        if choice == "hash":
-            mixed = (src_slot * 0x9E3779B1 ^ dst_slot * 0x85EBCA77) & 0xFFFFFFFF
-            mixed = ((mixed ^ mixed >> 15) * 0x2C1B3C6D) & 0xFFFFFFFF
-            return (mixed ^ mixed >> 12) % self.spines
         return (dst_slot // self.slots if self.is_rail_optimized else dst_slot) % self.spines
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from simpar.errors import InputError
 from simpar.specs.hardware import HardwareProfile
-from simpar.topology.clos import ClosShape, PathChoice, fabric_shape
+from simpar.topology.clos import ClosShape, fabric_shape
 from simpar.topology.levels import check_capacity
 from simpar.topology.scaleup import ScaleUp, scale_up
 
@@ -68,7 +68,6 @@ class Cluster:
     Attributes:
         hardware: the machine.
         num_nodes: hosts.
-        path_choice: how a spine is chosen (`ClosShape.spine_for`).
         dead_slots: NIC slots (rails) that are down in every node; their GPUs send through the next live one.
 
     Raises:
@@ -77,7 +76,6 @@ class Cluster:
 
     hardware: HardwareProfile
     num_nodes: int
-    path_choice: PathChoice = "destination"
     dead_slots: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
@@ -219,7 +217,7 @@ class Cluster:
         here, there = net.leaf(out // slots, out % slots), net.leaf(into // slots, into % slots)
         if here == there:
             return ()
-        spine = net.spine_for(out, into, self.path_choice)
+        spine = net.spine_for(into)
         _, _, _, _, _, leaf_up, leaf_down, core_up, core_down, _ = self.offsets
         up, down = leaf_up + here * net.spines + spine, leaf_down + there * net.spines + spine
         pod, other = net.pod_of_leaf(here), net.pod_of_leaf(there)
