@@ -368,9 +368,8 @@ class Layout(Job):
         """Where a representative group of `dimension` sits ("dp" means dp x cp for dense states)."""
         if dimension not in self._placements:
             name = {"dp": "dp_cp", "embedding": "pp"}.get(dimension, dimension)
-            sized = dimension in ("shard", "replica", "expert_shard", "expert_replica")
-            shard = self.shard_ranks if sized else None
-            self._placements[dimension] = self.mesh.placement(name, self.hardware, self.scenario.cluster.num_nodes, shard)
+            nodes = self.scenario.cluster.num_nodes
+            self._placements[dimension] = self.mesh.placement(name, self.hardware, nodes, self.shard_ranks)
         return self._placements[dimension]
 
     @cached_property

@@ -45,6 +45,8 @@ _KIND = {
 
 
 _LETTER: dict[Phase, PhaseLetter] = {Phase.F: "F", Phase.B: "B", Phase.I: "I", Phase.W: "W"}
+_ENDS = {Phase.F: "F", Phase.B: "B", Phase.I: "B", Phase.W: "W"}
+"""What the end of a pass is known by: others wait for a gradient of the input, whole backward or not."""
 
 
 class _Lowering(Pipelines):
@@ -93,12 +95,9 @@ class _Lowering(Pipelines):
         """Keys of what must have arrived before `leaf` (its prerequisites, through sends where ranks differ)."""
         found: list[object] = []
         for needed in self.schedule.prerequisites(leaf):
-            letter = "F" if needed.phase is Phase.F else ("W" if needed.phase is Phase.W else "B")
             crossing = self.rank_of(needed.stage) != self.rank_of(leaf.stage)
-            if crossing:
-                found.append(self.local(("send", needed.stage, leaf.stage, needed.microbatch, letter)))
-            else:
-                found.append(self.local(("end", needed.stage, needed.microbatch, letter)))
+            name = ("send", needed.stage, leaf.stage) if crossing else ("end", needed.stage)
+            found.append(self.local((*name, needed.microbatch, _ENDS[needed.phase])))
         return found
 
     def passed(self, rank: int, action: Action) -> None:
@@ -135,7 +134,7 @@ class _Lowering(Pipelines):
         stage, microbatch = leaf.stage, leaf.microbatch
         pieces = self.segments(stage, leaf)
         inputs = self.inputs(leaf)
-        letter = "F" if leaf.phase is Phase.F else ("W" if leaf.phase is Phase.W else "B")
+        letter = _ENDS[leaf.phase]
         for index, (first, last) in enumerate(pieces):
             final = index == len(pieces) - 1
             name: tuple[object, ...] = ("end", stage, microbatch, letter)
@@ -348,9 +347,8 @@ class _Lowering(Pipelines):
         training = layout.training.optimizer != "none"
         if self.data_parallel and not self.reduces_beside:
             for stage, leaf in sorted(self.last_backward.items()):
-                letter = "W" if leaf.phase is Phase.W else "B"
                 for first, last in self.buckets(stage):
-                    self.reduce(stage, first, last, leaf.microbatch, ("end", stage, leaf.microbatch, letter))
+                    self.reduce(stage, first, last, leaf.microbatch, ("end", stage, leaf.microbatch, _ENDS[leaf.phase]))
         first, last = layout.embedding_stage, schedule.stages_per_model - 1
         first_rank, last_rank = self.rank_of(first), self.rank_of(last)
         sync = list(self.reductions)
@@ -386,7 +384,7 @@ class _Lowering(Pipelines):
 
     def _stage_end(self, stage: int) -> list[object]:
         leaf = self.last_backward[stage]
-        return self.everywhere(("end", stage, leaf.microbatch, "W" if leaf.phase is Phase.W else "B"))
+        return self.everywhere(("end", stage, leaf.microbatch, _ENDS[leaf.phase]))
 
 
 def lower(layout: Layout, schedule: Schedule, detail: Detail = "layer", *, expand: bool = False) -> Program:

@@ -8,10 +8,11 @@ from functools import cached_property
 
 import numpy as np
 
+from simpar.parallel.beside import list_of
 from simpar.parallel.keys import BlockOp, Gather, Reduce, Send
 from simpar.parallel.layout import Layout
 from simpar.parallel.traffic import send_collectives, state_collectives
-from simpar.parallel.work import Collective, ExpertExchange, LocalOp
+from simpar.parallel.work import Collective, ExpertExchange
 from simpar.program.program import OpKind, Program, Transfer
 from simpar.program.units import Units
 
@@ -47,10 +48,7 @@ class _Finder:
     def block(self, key: BlockOp, role: int) -> Transfer | None:
         """A collective inside a block (op detail only)."""
         block = self.layout.stage_blocks[key.stage][key.block]
-        lists: dict[str, tuple[LocalOp, ...]] = {
-            "F": block.forward, "B": block.backward, "I": block.input_gradient, "W": block.weight_gradient,
-        }  # fmt: skip
-        work = lists[key.phase][key.index].work
+        work = list_of(block, key.phase)[key.index].work
         if isinstance(work, Collective):
             return Transfer(
                 work.name, work.bytes * work.repeat * self.share(key), self.groups(work.dimension, role), work.dimension
@@ -79,9 +77,7 @@ class _Finder:
         found = (dimension, rank, -1 if everywhere or not self.units.expanded else role)
         if found not in self._groups:
             layout = self.layout
-            name = {"dp": "dp_cp"}.get(dimension, dimension)
-            sized = dimension in ("shard", "replica", "expert_shard", "expert_replica")
-            table = layout.mesh.groups(name, layout.shard_ranks if sized else None)
+            table = layout.mesh.groups({"dp": "dp_cp"}.get(dimension, dimension), layout.shard_ranks)
             wanted = self.members(role, everywhere=everywhere)
             at = np.array([layout.mesh.coordinates(int(g[0]))["pp"] == rank for g in table])
             rows = [tuple(int(r) for r in g) for g in table[at]]

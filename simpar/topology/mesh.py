@@ -227,11 +227,7 @@ class Mesh:
         return bases[:, None] + points(axes)
 
     def placement(self, dim: str, hardware: HardwareProfile, num_nodes: int, shard_size: int | None = None) -> GroupPlacement:
-        """The placement of the slowest kind of group of `dim` (most often there is only one kind).
-
-        Raises:
-            InputError: unknown dimension, or more ranks than GPUs.
-        """
+        """The placement of the slowest kind of group of `dim` (most often there is only one kind)."""
         return self.placements(dim, hardware, num_nodes, shard_size)[0][0]
 
     def placements(self, dim: str, hardware: HardwareProfile, num_nodes: int, shard_size: int | None = None) -> Kinds:
@@ -249,9 +245,6 @@ class Mesh:
 
         For sends along a pipeline, where a pair may be nearer than the group is wide. Each is a group of 2 whose
         `concurrent_groups` counts the siblings of the whole group.
-
-        Raises:
-            InputError: unknown dimension, or more ranks than GPUs.
         """
         check_capacity(self.world_size, hardware, num_nodes)
         axes = merged(self.axes(dim))
@@ -263,9 +256,6 @@ class Mesh:
         Where members sit on several nodes, a pair inside a node counts as the nearest that does not: sends of a pipeline wait for
         their neighbours' in turn, and the bubbles of zero-bubble runs on two and four nodes are met so, not with sends at NVLink's
         rate.
-
-        Raises:
-            InputError: unknown dimension, or more ranks than GPUs.
         """
         kinds = self.hops(dim, hardware, num_nodes)
         axes = merged(self.axes(dim))
