@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from simpar.engine.cluster_network import ClusterNetwork
-from simpar.engine.contention import Contention
-from simpar.engine.faults import link_fault
+from simpar.engine.contention import Contention, LinkSchedule
 from simpar.engine.imbalance import Imbalance, Routing
 from simpar.engine.jitter import Noise
+from simpar.errors import InputError, Violation
 from simpar.program.program import FloatArray, PriceTable
+from simpar.specs.effects import LinkFault
 from simpar.specs.reference import expert_model
 from simpar.specs.scenario import Scenario
 from simpar.specs.training import spread_of
@@ -34,8 +35,31 @@ def contention_of(scenario: Scenario, latency_s: FloatArray) -> Contention:
     """The cluster's links as the network that a program's transfers share, faults included."""
     wanted = scenario.effects
     cluster = Cluster(scenario.hardware, scenario.cluster.num_nodes, dead_slots=frozenset(wanted.dead_rails))
-    faults = [link_fault(cluster, fault.link, fault.factor, fault.period, fault.down) for fault in wanted.link_faults]
+    faults = [_schedule_of(cluster, fault) for fault in wanted.link_faults]
     return Contention(ClusterNetwork(cluster), latency_s=latency_s, schedules=faults)
+
+
+def _schedule_of(cluster: Cluster, fault: LinkFault) -> LinkSchedule:
+    """The capacity of a bad link (by name or index) over time: less for good, or for the bad part of every period.
+
+    Raises:
+        InputError: no such link, or a period without its bad part.
+    """
+    names, link = cluster.links.names, fault.link
+    if link.isdigit() and int(link) < cluster.num_links:
+        index = int(link)
+    elif (index := next((i for i in range(cluster.num_links) if names[i] == link), -1)) < 0:
+        some = ", ".join(names[i] for i in range(0, cluster.num_links, max(cluster.num_links // 6, 1)))
+        rule = f"the cluster has no such link, or index below {cluster.num_links}"
+        raise InputError([Violation("effects.link_faults.link", link, rule, f"names look like {some}")])
+    if (fault.period is None) != (fault.down is None):
+        raise InputError([Violation("effects.link_faults", link, "a flapping link needs both period and down")])
+    if fault.period is None or fault.down is None:
+        return LinkSchedule(index, (0.0,), (fault.factor,))
+    if not 0.0 < fault.down < fault.period:
+        rule = "must exceed down, the bad part of it"
+        raise InputError([Violation("effects.link_faults.period", fault.period, rule, f"> {fault.down}")])
+    return LinkSchedule(index, (0.0, fault.down), (fault.factor, 1.0), fault.period)
 
 
 def routing_law(scenario: Scenario) -> Routing | None:

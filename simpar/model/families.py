@@ -200,7 +200,7 @@ READERS: Final[dict[str, Any]] = {
     "minimax_m3_vl_text": sparse.MiniMaxM3, "minimax_m3": sparse.MiniMaxM3, "deepseek_v4": sparse.DeepseekV4,
     "hy_v4": sparse.HyV4, "hy_v4_vl_text": sparse.HyV4, "longcat_flash": sparse.Longcat, "axk1": sparse.AxK1, "axk2": sparse.AxK2,
     "dots3_note_text": sparse.Dots3Note,
-    "glm5_next_text": recent.Glm5Next, "muse_glimmer_text": recent.Muse, "muse_spark_text": recent.MuseSpark,
+    "glm5_next_text": recent.Glm5Next, "muse_spark_text": recent.MuseSpark,
     "mistral_large4_text": recent.MistralLarge4, "zaya": recent.Zaya, "phi4mm": recent.Phi4Adapters,
     "inkling_text": recent.Inkling, "inkling2_text": recent.Inkling2, "qwen4_exp_text": recent.Qwen4,
     "llama4_text": patterns.Llama4, "mimo_v2_flash": patterns.MimoV2, "step3p7": patterns.Step, "step3p5": patterns.Step,

@@ -37,12 +37,9 @@ class Glm5Next(KimiLinear):
         return hyper_connections(self, 2)
 
 
-class Muse(Decoder):
-    """Windows with a full layer in four, which is without RoPE; an output gate."""
-
-
-class MuseSpark(Muse):
-    """Experts in a narrower space, with norms on the way in and out; a gate vector on both residuals."""
+class MuseSpark(Decoder):
+    """Windows with a full layer in four, which is without RoPE; experts in a narrower space, with norms on the way in and out; a
+    gate vector on both residuals."""
 
     def norms(self, i: int, layout: StepNorm) -> tuple[StepNorm, StepNorm]:
         return layout, "sandwich"
