@@ -108,7 +108,9 @@ class Decoder:
             return "full_attention" if (i + 1) % every == 0 else "sliding_attention"
         if window is None:
             return "full_attention"
-        return "sliding_attention" if i >= self.first_window_layer() else "full_attention"
+        # Qwen: layers from `max_window_layers` on have the window.
+        first = int(self.k.get("max_window_layers", default=0)) if self.k.get("use_sliding_window") else 0
+        return "sliding_attention" if i >= first else "full_attention"
 
     def window(self) -> int | None:
         """The sliding window's width in keys; None = no layer has one."""
@@ -119,10 +121,6 @@ class Decoder:
             return width if switch else None
         self.k.has("layer_types", "hybrid_layer_pattern", "sliding_window_pattern")  # which layers have it, `layer_types` reads
         return width
-
-    def first_window_layer(self) -> int:
-        """Qwen: layers from `max_window_layers` on have the window."""
-        return int(self.k.get("max_window_layers", default=0)) if self.k.get("use_sliding_window") else 0
 
     # Which layers have experts
 

@@ -44,9 +44,8 @@ def qwen25_vl(file: Keys, k: Keys, h: int, text: int) -> Weights:
 
 def qwen3_vl(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """The merger, and one more for each layer whose maps reach the decoder (DeepStack)."""
-    wide = h * k.number("spatial_merge_size", default=2) ** 2
-    out = k.number("out_hidden_size", default=text)
-    found = [norm("merger_norm", "layernorm", h), *mlp2("merger", wide, wide, out)]
+    found = [*_merger(k, h, text, "layernorm", "out_hidden_size")]
+    wide, out = h * k.number("spatial_merge_size", default=2) ** 2, k.number("out_hidden_size", default=text)
     for i, _ in enumerate(k.get("deepstack_visual_indexes", default=[]) or []):
         found += [norm(f"deepstack_{i}_norm", "layernorm", wide), *mlp2(f"deepstack_{i}", wide, wide, out)]
     return tuple(found)
@@ -131,12 +130,11 @@ def mistral3(file: Keys, k: Keys, h: int, text: int) -> Weights:
 
 def glm4v(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """A convolution of 2 x 2, a projection, a norm and a gated layer."""
-    return _glm(k, h, text, lambda _: k.number("intermediate_size"))
+    return _glm(k, h, text, k.number("intermediate_size"))
 
 
-def _glm(k: Keys, h: int, text: int, width: Callable[[int], int]) -> Weights:
+def _glm(k: Keys, h: int, text: int, inner: int) -> Weights:
     out, merge = k.number("out_hidden_size", default=text), k.number("spatial_merge_size", default=2)
-    inner = width(out)
     return (
         linear("downsample", h * merge * merge, out), matrix("merger", out, out), norm("merger_norm", "layernorm", out),
         matrix("merger_gate_up", out, 2 * inner), matrix("merger_down", inner, out),
@@ -290,7 +288,8 @@ def muse(file: Keys, k: Keys, h: int, text: int) -> Weights:
 
 def glm_narrow(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """GLM's merger with a width of its own (GLM-OCR, GLM-5-next)."""
-    return _glm(k, h, text, lambda out: k.get("projection_intermediate_size") or out * k.number("in_channels", default=3))
+    usual = k.number("out_hidden_size", default=text) * k.number("in_channels", default=3)
+    return _glm(k, h, text, k.get("projection_intermediate_size") or usual)
 
 
 def ernie_vl(file: Keys, k: Keys, h: int, text: int) -> Weights:

@@ -215,17 +215,6 @@ class LocalLayer:
         options, plain = self.options, Recompute()
         return _kept_bytes(self.layer, options if options.recompute == plain else replace(options, recompute=plain))
 
-    def kept_bytes(self) -> dict[str, float]:
-        """Kept tensors by name before recomputation, bytes on this rank; `tensors` remembers them."""
-        whole = {self.shards.layouts.whole_channels(node) for node in self.layer.nodes}
-        found = {}
-        frozen = frozenset(
-            k.node.name for k in self.kernels if self.frozen(k) or (self.options.lora_rank and isinstance(k.node, Norm))
-        )
-        for name, tensor in kept(self.layer, self.options.kernels, frozen).items():
-            found[name] = self.bytes_of(tensor) * (self.degrees.tp if name in whole else 1)
-        return found
-
     def tensors(self) -> dict[str, float]:
         """Kept tensors by name before recomputation, bytes on this rank."""
         return dict(self._tensors)
@@ -312,4 +301,8 @@ class LocalLayer:
 @lru_cache(maxsize=4096)
 def _kept_bytes(layer: Layer, options: SplitOptions) -> dict[str, float]:
     """What a layer keeps that recomputes nothing: the same for every choice of what runs again."""
-    return LocalLayer(layer, options).kept_bytes()
+    local = LocalLayer(layer, options)
+    whole = {local.shards.layouts.whole_channels(node) for node in layer.nodes}
+    frozen = (k.node.name for k in local.kernels if local.frozen(k) or (options.lora_rank and isinstance(k.node, Norm)))
+    found = kept(layer, options.kernels, frozenset(frozen)).items()
+    return {name: local.bytes_of(tensor) * (local.degrees.tp if name in whole else 1) for name, tensor in found}

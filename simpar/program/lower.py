@@ -272,7 +272,7 @@ class _Lowering(Pipelines):
         final = leaf == self.last_backward[stage]
         if not (final or self.reduce_always):
             return
-        last = self.bucket_ends(stage).get(first)
+        last = self.bucket_ends[stage].get(first)
         if last is not None and self.reduces_beside:
             self.reduce(stage, first, last, leaf.microbatch, name)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from functools import cached_property
 from typing import Literal
 
@@ -31,9 +30,6 @@ class Pipelines:
         self.reduces_beside = by_block or layout.overlap_grad_reduce
         self.offloads = layout.plan.offload.activations > 0
         self.offloads_in_turn = self.offloads and layout.framework.data.offload_blocks_compute
-        self._buckets: dict[int, tuple[Segment, ...]] = {}
-        self._bucket_ends: dict[int, dict[int, int]] = {}
-        self._bucket_starts: dict[int, list[int]] = {}
         self.last_backward: dict[int, Action] = {}
         self.first_forward: dict[int, Action] = {}
         self._find_ends()
@@ -70,22 +66,20 @@ class Pipelines:
 
     def buckets(self, stage: int) -> tuple[Segment, ...]:
         """Gradient buckets of a stage, in the order of the backward."""
-        found = self._buckets.get(stage)
-        if found is None:
-            found = self._buckets[stage] = self._find_buckets(stage)
-        return found
+        return self._buckets[stage]
 
-    def bucket_ends(self, stage: int) -> dict[int, int]:
-        """First block of each bucket of a stage -> the block after its last."""
-        if stage not in self._bucket_ends:
-            self._bucket_ends[stage] = dict(self.buckets(stage))
-        return self._bucket_ends[stage]
+    @cached_property
+    def _buckets(self) -> tuple[tuple[Segment, ...], ...]:
+        return tuple(map(self._find_buckets, range(self.schedule.num_stages)))
+
+    @cached_property
+    def bucket_ends(self) -> tuple[dict[int, int], ...]:
+        """Of each stage: first block of a bucket -> the block after its last."""
+        return tuple(map(dict, self._buckets))
 
     def bucket_of(self, stage: int, block: int) -> int:
         """First block of the bucket of a stage that holds `block`."""
-        if stage not in self._bucket_starts:
-            self._bucket_starts[stage] = sorted(self.bucket_ends(stage))
-        return self._bucket_starts[stage][bisect_right(self._bucket_starts[stage], block) - 1]
+        return next(first for first, _ in self.buckets(stage) if first <= block)
 
     def _find_buckets(self, stage: int) -> tuple[Segment, ...]:
         layout = self.layout
