@@ -34,7 +34,7 @@ class Glm5Next(KimiLinear):
         return {**fields, "extra": (gate, vector("index_pool_positions", pool * index.head_dim))}
 
     def layer_extra(self, i: int) -> Weights:
-        return hyper_connections(self, 2)
+        return hyper_connections(self)
 
 
 class MuseSpark(Decoder):

@@ -111,7 +111,7 @@ class DeepseekV4(Decoder):
         )  # fmt: skip
 
     def layer_extra(self, i: int) -> Weights:
-        return hyper_connections(self, 2)
+        return hyper_connections(self)
 
     def stack_extra(self) -> tuple[WeightSpec, ...]:
         return hyper_head(self)
@@ -125,22 +125,16 @@ def compressor(name: str, hidden: int, width: int, key: int, rate: int) -> list[
     ]
 
 
-def hyper_connection(d: Decoder, name: str, maps: int) -> tuple[WeightSpec, ...]:
-    """Manifold-constrained hyper-connections: one projection of all streams to the maps that read, write and mix them.
-
-    `maps` = 2: into and out of the sublayer and an n x n mix; 0: without the mix (HY-V4).
+def hyper_connections(d: Decoder, *, mixes: bool = True) -> tuple[WeightSpec, ...]:
+    """Manifold-constrained hyper-connections of a layer's attention and feed-forward: one projection of all streams to the maps
+    that read and write them, and (`mixes`) mix all with all; HY-V4 has no mix.
     """
     n = d.k.number("hc_mult")
-    outputs = (2 + n) * n if maps else 2 * n
-    return (
-        matrix(f"{name}_streams", n * d.hidden, outputs),
-        vector(f"{name}_streams_base", outputs + (3 if maps else 2)),
-    )
-
-
-def hyper_connections(d: Decoder, maps: int) -> tuple[WeightSpec, ...]:
-    """Those of both sublayers of a layer."""
-    return (*hyper_connection(d, "attention", maps), *hyper_connection(d, "feed_forward", maps))
+    outputs = (2 + n * mixes) * n
+    found: list[WeightSpec] = []
+    for name in ("attention", "feed_forward"):
+        found += [matrix(f"{name}_streams", n * d.hidden, outputs), vector(f"{name}_streams_base", outputs + 2 + mixes)]
+    return tuple(found)
 
 
 def hyper_head(d: Decoder) -> tuple[WeightSpec, ...]:
@@ -161,7 +155,7 @@ class HyV4(Decoder):
         return super().owns_index(i) if self.k.listed("indexer_types") else i == 0 or i % 4 == 1
 
     def layer_extra(self, i: int) -> Weights:
-        return hyper_connections(self, 0)
+        return hyper_connections(self, mixes=False)
 
     def stack_extra(self) -> tuple[WeightSpec, ...]:
         return hyper_head(self)

@@ -243,22 +243,17 @@ TYPE_OF_PARENT: dict[str, str] = {
 TOWERS: dict[str, Tower] = {
     **dict.fromkeys(
         ("qwen3_vl", "qwen3_vl_vision", "qwen3_vl_moe", "qwen3_vl_moe_vision", "qwen3_5", "qwen3_5_vision", "qwen3_5_moe",
-         "qwen3_5_moe_vision", "qwen4_exp_vision", "cohere_compass_vision"),
+         "qwen3_5_moe_vision", "qwen4_exp_vision", "qwen3_omni_moe_vision_encoder", "cohere_compass_vision"),
         QWEN3,
     ),
     "qwen2_vl_vision": Tower(
         embed_dim=True, temporal=True, positions="none", patch_bias=False, final_norm=False, projector=projectors.qwen2_vl
     ),
-    "qwen2_5_vl": Tower(
-        norm="rmsnorm", temporal=True, positions="none", patch_bias=False, gated=True, final_norm=False,
-        projector=projectors.qwen25_vl
-    ),
     **dict.fromkeys(
-        ("qwen2_5_vl_vision", "qwen2_5_omni_vision_encoder", "exaone4_5_vision"),
+        ("qwen2_5_vl", "qwen2_5_vl_vision", "qwen2_5_omni_vision_encoder", "exaone4_5_vision"),
         Tower(norm="rmsnorm", temporal=True, positions="none", patch_bias=False, gated=True, final_norm=False,
         projector=projectors.qwen25_vl),
     ),
-    "qwen3_omni_moe_vision_encoder": QWEN3,
     **dict.fromkeys(
         ("glm_ocr_vision", "glm5_next_vision"),
         Tower(norm="rmsnorm", mlp_bias=None, gated=True, qk_norm="head", temporal=True, positions="none",
