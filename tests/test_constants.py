@@ -32,6 +32,7 @@ from simpar.evidence.predicted import predict, stalled
 from simpar.evidence.samples import MOST_ROWS, Data, Peak, Sample, errors, evenly, sample_of
 from simpar.specs.base import data_dir
 from simpar.specs.calibration import (
+    ANY,
     FACTORS,
     KNOWN,
     SECONDS,
@@ -46,6 +47,7 @@ from simpar.specs.calibration import (
 )
 from simpar.specs.framework import framework
 from simpar.specs.scenario import read_scenario
+from simpar.specs.training import TRAINED_SPREAD
 
 SCENARIOS = Path(__file__).resolve().parent.parent / "scenarios"
 TRUE = {"compute": 1.2, "memory": 1.0, "communication": 1.0, "pass_s": 0.0, "step_s": 0.0}
@@ -415,6 +417,7 @@ def test_a_constant_of_another_group_changes_nothing(name: str, value: float) ->
 def test_what_was_read_off_runs_stands_in_the_registry_as_it_is_used() -> None:
     entries = {(entry.name, entry.family): entry.value for entry in constants() if entry.status == "read off"}
     host = {family: framework(family).host for name, family in entries if name.startswith("host.")}
+    assert entries["routing.spread", ANY] == TRAINED_SPREAD[0]
     layers = {family: policy.layer_cpu_s for family, policy in host.items()}
     assert {"megatron-core", "nanotron", "transformers"} == set(host)
     assert layers == {family: value for (name, family), value in entries.items() if name == "host.layer_s"}
