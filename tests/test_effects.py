@@ -144,6 +144,19 @@ def test_an_unknown_link_is_named() -> None:
         simulate(read_scenario(LLAMA, ['effects.link_faults=[{link="nic:99999"}]']))
 
 
+@pytest.mark.parametrize(
+    ("faults", "said"),
+    [
+        ("{link='0', period='1 s'}", "needs both period and down"),
+        ("{link='0', period='1 s', down='1 s'}", "must exceed down"),
+        ("{link='0'}, {link='0', factor=0.1}", "has two schedules"),
+    ],
+)
+def test_wrong_link_faults_are_named(faults: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        simulate(read_scenario(LLAMA, [f"effects.link_faults=[{faults}]"]))
+
+
 def test_a_slow_link_slows_the_step() -> None:
     """The uplink of the NIC that the pipeline and data-parallel traffic of GPU 0 leaves by, at 2 %."""
     shared = ["effects.contention=true", "plan.dp=8", "plan.cp=1", "plan.tp=2", "plan.pp=4"]
