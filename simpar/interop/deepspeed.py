@@ -24,21 +24,6 @@ _OPTIMIZERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 _ORDER: Final = ("tp", "cp", "ep", "dp", "pp")
 _ALL: Final = 10**13
 """More parameters than any model has."""
-SAID: Final = frozenset({
-    "plan.reshard_after_forward", "plan.defer_reduction", "training.loss_parallel", "plan.ep_dispatcher",
-    "plan.layers_per_stage", "training.cross_entropy",
-    "training.attention_kernel",
-    "plan.tp", "plan.sequence_parallel", "plan.cp", "plan.cp_style", "plan.pp", "plan.ep", "plan.etp", "plan.dp",
-    "plan.zero_stage", "plan.shard_size", "plan.shard_experts", "plan.schedule", "plan.recompute", "plan.offload",
-    "plan.overlap_grad_reduce",
-    "plan.placement", "training.global_batch_size", "training.micro_batch_size", "training.precision", "training.optimizer",
-    "training.gradient_dtype", "training.sequence_length", "training.dropout", "training.compile", "training.routing",
-    "training.pure_bf16", "plan.encoder_stages", "training.images", "training.audio", "training.reference_model",
-    "training.document_lengths", "training.launch_blocking", "training.collective_checks",
-})  # fmt: skip
-"""Fields that the configuration or the comments of the launch script say, or that a rule below refuses."""
-FACTS: Final = frozenset({"plan.overlap_p2p", "plan.synchronous_optimizer", "plan.overlap_param_gather"})
-"""What DeepSpeed's runtime does without a setting."""
 PLAIN: Final[dict[str, Any]] = {
     "plan.virtual_stages": 1, "plan.microbatch_group_size": None, "plan.overlap_tp": False, "plan.overlap_ep": False,
     "plan.delay_wgrad": False, "plan.embedding_alone": None, "plan.first_stage_less_layers": None,
