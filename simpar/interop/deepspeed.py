@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from simpar.errors import InputError, Violation
-from simpar.interop.launch import documents_text, gpu_violations, nodes_and_gpus, rank_map, sbatch, torchrun, work_violations
+from simpar.interop.launch import beside, documents_text, gpu_violations, nodes_and_gpus, torchrun, work_violations
 from simpar.interop.meaning import data_ranks, meaning, recompute_of, schedule_name, semantics
 from simpar.interop.scenario_text import model_text
-from simpar.specs.counts import resolved_dp
+from simpar.specs.counts import microbatches
 from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario
 
@@ -119,13 +119,13 @@ def _training_rules(scenario: Scenario) -> Iterator[Violation]:
 
 def configuration(scenario: Scenario) -> dict[str, Any]:
     """The JSON object. train_batch_size = micro-batch x accumulation x data-parallel ranks, as DeepSpeed checks."""
-    training, plan, dp = scenario.training, scenario.plan, resolved_dp(scenario)
+    training, plan = scenario.training, scenario.plan
     name, parameters = _OPTIMIZERS.get(training.optimizer, _OPTIMIZERS["adamw"])
     gradient = meaning(scenario)["training.gradient_dtype"]
     found: dict[str, Any] = {
         "train_batch_size": training.global_batch_size,
         "train_micro_batch_size_per_gpu": training.micro_batch_size,
-        "gradient_accumulation_steps": training.global_batch_size // (training.micro_batch_size * dp),
+        "gradient_accumulation_steps": microbatches(scenario),
         "steps_per_print": 1,
         "gradient_clipping": 1.0,
         "optimizer": {"type": name, "params": parameters},
@@ -227,6 +227,5 @@ def export(scenario: Scenario) -> dict[str, str]:
     return {
         "deepspeed.json": json.dumps(configuration(scenario), indent=2) + "\n",
         "deepspeed.sh": script,
-        "deepspeed.sbatch": sbatch(scenario, "bash deepspeed.sh", "deepspeed"),
-        "rank_map.csv": rank_map(scenario),
+        **beside(scenario, "deepspeed"),
     }
