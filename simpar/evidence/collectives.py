@@ -25,7 +25,7 @@ from simpar.evidence.collective_rows import Row, harness_costs, parse
 from simpar.evidence.kernel_rows import KernelRow, custom_row, expert_rows, published_rows
 from simpar.evidence.tables import tables
 from simpar.specs.hardware import HardwareProfile
-from simpar.statistics import Comparison, ErrorSummary, summarize
+from simpar.statistics import Comparison, Group, summarize
 
 LARGE: Final = 2**20
 DECADES: Final = ((0, "below 64 KiB"), (2**16, "64 KiB - 1 MiB"), (2**20, "1 - 16 MiB"), (2**24, "16 - 256 MiB"),
@@ -35,18 +35,6 @@ TOLERANCE_SMALL: Final = 0.20
 """Mean over series of the mean |predicted / measured - 1| that the fitted tables keep."""
 KERNEL_TOLERANCE: Final = 0.25
 """The same for kernels of libraries."""
-
-
-@dataclass(frozen=True, slots=True)
-class CollectiveGroup:
-    """Errors of the rows that share `keys`."""
-
-    keys: Mapping[str, Any]
-    summary: ErrorSummary
-
-    def as_json(self) -> dict[str, Any]:
-        """The group of `simpar validate --json`."""
-        return {"metric": "time_s", "by": dict(self.keys), **self.summary.as_json()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +48,12 @@ class CollectiveReport:
     """
 
     rows: tuple[Comparison, ...]
-    groups: tuple[CollectiveGroup, ...]
+    groups: tuple[Group, ...]
     seconds: float
 
     def mean_over_series(self, size: str) -> float | None:
         """Mean over series, equal weight, of the MAPE of `size` (">=1MiB" or "<1MiB")."""
-        found = [g.summary.mape for g in self.groups if g.keys.get("group") == "series" and g.keys.get("size") == size]
+        found = [g.summary.mape for g in self.groups if g.by.get("group") == "series" and g.by.get("size") == size]
         kept = [m for m in found if m is not None]
         return float(np.mean(kept)) if kept else None
 
@@ -220,7 +208,7 @@ def decade(row: Comparison) -> str:
     return next(name for start, name in reversed(DECADES) if size >= start)
 
 
-def _groups(rows: Sequence[Comparison]) -> tuple[CollectiveGroup, ...]:
+def _groups(rows: Sequence[Comparison]) -> tuple[Group, ...]:
     by: dict[tuple[tuple[str, Any], ...], list[Comparison]] = defaultdict(list)
     for row in rows:
         series = {k: row.group.get(k) for k in ("hardware", "nodes", "collective")}
@@ -230,7 +218,7 @@ def _groups(rows: Sequence[Comparison]) -> tuple[CollectiveGroup, ...]:
         by[("group", "decade"), ("decade", decade(row))].append(row)
         by[("group", "series"), ("size", "all"), *series.items()].append(row)
         by[("group", "series"), ("size", size), *series.items()].append(row)
-    return tuple(CollectiveGroup(dict(keys), summarize(members)) for keys, members in by.items())
+    return tuple(Group("time_s", dict(keys), summarize(members)) for keys, members in by.items())
 
 
 @reader("data", "tables of measured collectives, CSV")
