@@ -95,9 +95,7 @@ def bands_of(cells: Sequence[Cell], model: Callable[[Cell], Array]) -> tuple[Tim
         for start, stop in zip(DECADES, (*DECADES[1:], np.inf), strict=True):
             inside = ratio[(size >= start) & (size < stop)]
             inside = inside if len(inside) >= FEWEST else ratio
-            low, high = np.quantile(inside, [0.1, 0.9])
-            found.append(TimeBand(scope=scope, from_bytes=start, low=round(float(min(low, 0.99)), 4),
-                                  high=round(float(max(high, 1.01)), 4)))  # fmt: skip
+            found.append(band(scope, inside, start))
     return tuple(found)
 
 

@@ -16,15 +16,15 @@ def _series_table(report: CollectiveReport) -> Table:
     parts: dict[tuple[str, ...], dict[str, ErrorSummary]] = {}
     for group in report.groups:
         if group.by["group"] == "series":
-            key = tuple(str(group.by.get(k)) for k in ("hardware", "collective", "nodes"))
+            key = tuple(str(group.by.get(k)) for k in ("hardware", "nodes", "collective"))
             parts.setdefault(key, {})[str(group.by["size"])] = group.summary
     lines = []
     for key, sizes in sorted(parts.items()):
         both = sizes["all"]
         large, small = (sizes[s].mape if s in sizes else None for s in (">=1MiB", "<1MiB"))
         lines.append((*key, str(both.rows), *map(percent, (large, small, both.bias, both.coverage))))
-    head = ("nodes", "rows", "≥1 MiB", "<1 MiB", "bias", "covered")
-    return table_of("Collectives: mean |predicted / measured - 1| by series", ("hardware", "collective"), head, lines)
+    words, head = ("hardware", "nodes", "collective"), ("rows", "≥1 MiB", "<1 MiB", "bias", "covered")
+    return table_of("Collectives: mean |predicted / measured - 1| by series", words, head, lines)
 
 
 def _decade_table(report: CollectiveReport) -> Table:
