@@ -22,7 +22,7 @@ from simpar.evidence.run_workers import Bar, in_workers
 from simpar.registry import unknown
 from simpar.specs.base import Spec, data_dir, read_toml, validate
 from simpar.specs.scenario import Scenario, make_scenario
-from simpar.statistics import Comparison, ErrorSummary, group_by, summarize
+from simpar.statistics import Comparison, ErrorSummary, Group, group_by, summarize
 from simpar.units import Bytes, Seconds
 
 Use = Literal["fit", "test"]
@@ -133,9 +133,7 @@ class CaseReport:
         """The object of `simpar validate --json`."""
         return {
             "rows": [row.as_json() for row in self.rows],
-            "groups": [
-                {"by": {"group": group}, "metric": metric, **summary.as_json()} for (group, metric), summary in self.groups.items()
-            ],
+            "groups": [Group(metric, {"group": group}, found).as_json() for (group, metric), found in self.groups.items()],
             "outside_tolerance": [f"{row.id} {row.metric}" for row in self.outside],
             "seconds": self.seconds,
         }

@@ -11,7 +11,6 @@ the unseen, and widen or narrow intervals, without a new fit.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -35,6 +34,9 @@ from simpar.evidence.run_files import stored_runs
 from simpar.evidence.samples import RUN_LEVEL, Data, FloatArray, Peak, Sample, collect, errors
 from simpar.specs.base import data_dir
 from simpar.specs.calibration import ANY, FILE, WIDTHS, Constant, Unseen, constants
+from simpar.toml import toml
+
+HEADER = "# Written by `python -m simpar.evidence.fit_constants`; do not edit. See specs/calibration.py.\n\n"
 
 
 def left_out(
@@ -129,22 +131,12 @@ def peaks_text(peaks: Sequence[Peak]) -> str:
 
 def as_toml(entries: Iterable[Constant], unseen: Iterable[Unseen] = ()) -> str:
     """The registry file."""
-    lines = ["# Written by `python -m simpar.evidence.fit_constants`; do not edit. See specs/calibration.py.", ""]
-    for entry in entries:
-        lines.append("[[constants]]")
-        given = [(key, getattr(entry, key)) for key in ("name", "family", "architecture")]
-        lines += [f'{key} = "{value}"' for key, value in given if value != ANY]
-        lines += [f"{key} = {getattr(entry, key):.5g}" for key in ("value", "gain", "gain_se")]
-        listed = [(key, getattr(entry, key)) for key in ("architectures", "not_for")]
-        lines += [f"{key} = {json.dumps(values)}" for key, values in listed if values]
-        sources = ", ".join('"' + source.replace('"', "'") + '"' for source in entry.sources)
-        lines += [f"rows = {entry.rows}", f"sources = [{sources}]", f'status = "{entry.status}"', ""]
-    for row in unseen:
-        lines.append("[[unseen]]")
-        table = row.model_dump()
-        lines += [f'{key} = "{value}"' for key, value in table.items() if isinstance(value, str)]
-        lines += [f"{key} = {value:.5g}" for key, value in table.items() if not isinstance(value, str)] + [""]
-    return "\n".join(lines)
+    keys = ("name", "family", "architecture", "value", "gain", "gain_se", "architectures", "not_for", "rows", "sources", "status")
+    optional = ("family", "architecture", "architectures", "not_for")
+    given = [{key: getattr(entry, key) for key in keys} for entry in entries]
+    kept = [{k: v for k, v in entry.items() if not (k in optional and v in (ANY, ()))} for entry in given]
+    words_first = [dict(sorted(row.model_dump().items(), key=lambda item: not isinstance(item[1], str))) for row in unseen]
+    return HEADER + toml({"constants": kept, "unseen": words_first}, number="{:.5g}".format)
 
 
 class Refit:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from simpar.costs.compute import TILE_FIELDS, GemmShapes, compute_seconds, seconds_on
 from simpar.costs.gemm_tiles import Geometry, geometry
 from simpar.evidence.fit_residual import fit_grid
-from simpar.evidence.kernel_errors import bands, halves, record
+from simpar.evidence.kernel_errors import bands, halves, record, where
 from simpar.evidence.kernel_tables import MICRO, Source, usable
-from simpar.evidence.robust import soft_l1
+from simpar.evidence.robust import Prior, fit_law
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.kernel_constants import GemmConstants
 
@@ -29,17 +29,6 @@ MOST_HELD_OUT = 1500
 _REACHED = {"ampere": 0.86, "ada": 0.85, "hopper": 0.88, "blackwell": 0.77}
 """Prior of the achieved share of the peak bandwidth (docs/formulas_kernels.md, memory-bound kernels)."""
 _CLASSES = {"heuristic": (0.86, 0.86, 0.82, 0.74, 0.6), "cluster": (), "min_waves_sm90": (0.84, 0.9, 0.4)}
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One parameter: a field (and index in it), its prior, and whether it moves as a logarithm."""
-
-    field: str
-    mean: float
-    sigma: float
-    log: bool = True
-    index: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,35 +49,35 @@ def schedule_of(source: Source, architecture: str) -> str:
     return "heuristic"
 
 
-def entries(source: Source, hardware: HardwareProfile, schedule: str) -> list[Entry]:
+def priors_of(source: Source, hardware: HardwareProfile, schedule: str) -> list[Prior]:
     """Parameters with priors: peaks for the rates, usual values for the rest."""
     architecture = hardware.gpu.architecture
     peak = hardware.peak_flops_per_s("fp8" if source.dtype.startswith("fp8") else "bf16")
     bandwidth = hardware.gpu.memory_bandwidth.value * _REACHED.get(architecture, 0.8)
     found = [
-        Entry("rate_flops_per_s", 0.75 * peak, 0.3),
-        Entry("bandwidth_bytes_per_s", bandwidth, 0.15),
-        Entry("latency_s", 2.4e-6, 0.3),
-        Entry("k_overhead", 100.0, 0.5),
-        Entry("wave_beta", 0.7 if architecture == "ampere" else 0.15, 0.3, log=False),
-        Entry("wave_first", 0.0, 0.3, log=False),
-        Entry("overlap_power", 3.0, 0.5),
-        Entry("size_exponent", 0.0, 0.05, log=False),
-        Entry("unaligned", 0.0, 0.05, log=False),
+        Prior("rate_flops_per_s", 0.75 * peak, 0.3),
+        Prior("bandwidth_bytes_per_s", bandwidth, 0.15),
+        Prior("latency_s", 2.4e-6, 0.3),
+        Prior("k_overhead", 100.0, 0.5),
+        Prior("wave_beta", 0.7 if architecture == "ampere" else 0.15, 0.3, log=False),
+        Prior("wave_first", 0.0, 0.3, log=False),
+        Prior("overlap_power", 3.0, 0.5),
+        Prior("size_exponent", 0.0, 0.05, log=False),
+        Prior("unaligned", 0.0, 0.05, log=False),
     ]
-    found += [Entry("ridge", 0.0, 0.05 if i < 3 else 0.02, log=False, index=i) for i in range(9)]
+    found += [Prior(f"ridge.{i}", 0.0, 0.05 if i < 3 else 0.02, log=False) for i in range(9)]
     if schedule == "heuristic":
-        found.append(Entry("split_k_cost", 0.8, 0.7))
+        found.append(Prior("split_k_cost", 0.8, 0.7))
     if schedule == "cluster":
-        found.append(Entry("unaligned_octave", 0.0, 0.02, log=False))
+        found.append(Prior("unaligned_octave", 0.0, 0.02, log=False))
     classes = _CLASSES.get(schedule, _CLASSES["min_waves_sm90"])
-    found += [Entry("tile_efficiency", e, 0.15 if e > 0.5 else 0.4, index=i) for i, e in enumerate(classes)]
+    found += [Prior(f"tile_efficiency.{i}", e, 0.15 if e > 0.5 else 0.4) for i, e in enumerate(classes)]
     if source.quantized:
-        found += [Entry("cast_latency_s", 4e-6, 0.7), Entry("cast_bytes_per_s", bandwidth, 0.4)]
+        found += [Prior("cast_latency_s", 4e-6, 0.7), Prior("cast_bytes_per_s", bandwidth, 0.4)]
         if schedule.startswith("min_waves"):
-            found.append(Entry("cast_granularity", 9.0, 0.3))
+            found.append(Prior("cast_granularity", 9.0, 0.3))
         if source.library.startswith("vllm_cutlass"):
-            found.append(Entry("cast_idle", 0.5, 0.7))
+            found.append(Prior("cast_idle", 0.5, 0.7))
     return found
 
 
@@ -109,20 +98,6 @@ def start_constants(source: Source, schedule: str) -> GemmConstants:
     )
 
 
-def _unpack(base: GemmConstants, table: list[Entry], x: Array) -> GemmConstants:
-    values: dict[str, Any] = {}
-    for entry, value in zip(table, x, strict=True):
-        number = float(np.exp(value)) if entry.log else float(value)
-        if entry.field == "overlap_power":
-            number = float(np.clip(number, 0.5, 20.0))
-        if entry.index is None:
-            values[entry.field] = number
-        else:
-            parts = values.setdefault(entry.field, list(getattr(base, entry.field)))
-            parts[entry.index] = number
-    return base.model_copy(update={k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
-
-
 def measured(
     table: dict[str, Array],
     column: str,
@@ -139,37 +114,20 @@ def measured(
     return Rows(shapes, geometry(schedule, sm_count, m, n, k), table[column][ok] * MICRO)
 
 
-def subset(rows: Rows, mask: NDArray[np.bool_]) -> Rows:
-    """The rows where `mask`."""
-    g = rows.geometry
-
-    def cut(values: Any) -> Any:
-        return values[mask] if values.shape[0] == len(mask) else values
-
-    parts = {name: cut(getattr(g, name)) for name in Geometry.__dataclass_fields__}
-    s = rows.shapes
-    return Rows(replace(s, m=s.m[mask], n=s.n[mask], k=s.k[mask]), Geometry(**parts), rows.seconds[mask])
-
-
 def fit_rows(
-    base: GemmConstants, table: list[Entry], rows: Rows, sm_count: float, *, first: Array | None = None
+    base: GemmConstants, priors: list[Prior], rows: Rows, sm_count: float, *, first: Array | None = None
 ) -> tuple[GemmConstants, Array]:
     """Constants fitted on `rows`, and their parameters."""
-    mean = np.array([np.log(e.mean) if e.log else e.mean for e in table])
-    sigma = np.array([e.sigma for e in table])
-
     kept: dict[tuple[Any, ...], Array] = {}
 
-    def predict(x: Array) -> Array:
-        c = _unpack(base, table, x)
+    def seconds(c: GemmConstants) -> Array:
         key = tuple(getattr(c, name) for name in TILE_FIELDS)
         if key not in kept:  # most of the work, and half of the parameters leave it as it is
             kept.clear()
             kept[key] = compute_seconds(c, rows.geometry, sm_count)
-        return np.asarray(np.log(seconds_on(c, rows.geometry, sm_count, rows.shapes, tensor_s=kept[key])))
+        return seconds_on(c, rows.geometry, sm_count, rows.shapes, tensor_s=kept[key])
 
-    x = soft_l1(predict, np.log(rows.seconds), mean if first is None else first, mean, sigma)
-    return _unpack(base, table, x), x
+    return fit_law(base, priors, seconds, rows.seconds, first=first)
 
 
 def errors(c: GemmConstants, rows: Rows, sm_count: float) -> Array:
@@ -184,12 +142,12 @@ def fit_column(table: dict[str, Array], column: str, source: Source, hardware: H
     rows = measured(table, column, source, schedule, sm_count, lambda m, n, k: (m >= CORE) & (n >= CORE) & (k >= CORE))
     if len(rows.seconds) < FEWEST_ROWS:
         return None
-    base, parameters = start_constants(source, schedule), entries(source, hardware, schedule)
-    law, first = fit_rows(base, parameters, rows, sm_count)
+    base, priors = start_constants(source, schedule), priors_of(source, hardware, schedule)
+    law, first = fit_rows(base, priors, rows, sm_count)
     # Twofold by (n, k) pair: every row is predicted by constants that saw neither its n, k nor any other m of that pair.
     pair = halves(rows.shapes.n, rows.shapes.k)
     by_m = halves(rows.shapes.m)
-    laws, grids = zip(*(_held_out(base, parameters, rows, mask, sm_count, first) for mask in (pair, by_m)), strict=True)
+    laws, grids = zip(*(_held_out(base, priors, rows, mask, sm_count, first) for mask in (pair, by_m)), strict=True)
     # The residual grid stays only where it also helps for pairs, and for values of m, that it did not see.
     helps = all(np.median(np.abs(g)) < np.median(np.abs(h)) for g, h in zip(grids, laws, strict=True))
     fitted = _with_grid(law, rows, sm_count) if helps else law
@@ -213,7 +171,7 @@ def _with_grid(c: GemmConstants, rows: Rows, sm_count: float) -> GemmConstants:
 
 
 def _held_out(
-    base: GemmConstants, parameters: list[Entry], rows: Rows, mask: NDArray[np.bool_], sm_count: float, first: Array
+    base: GemmConstants, priors: list[Prior], rows: Rows, mask: NDArray[np.bool_], sm_count: float, first: Array
 ) -> tuple[Array, Array]:
     """Log errors [rows] of constants fitted on the other half, by the law alone and with its residual grid."""
     logs, better = np.empty(len(rows.seconds)), np.empty(len(rows.seconds))
@@ -222,7 +180,7 @@ def _held_out(
         # Every second row of the other half is enough: it tells the constants as well, in half the time.
         thinned = np.zeros(len(mask), dtype=bool)
         thinned[seen[:: max(1, len(seen) // MOST_HELD_OUT)]] = True
-        other, _ = fit_rows(base, parameters, subset(rows, thinned), sm_count, first=first)
-        logs[half] = errors(other, subset(rows, half), sm_count)
-        better[half] = errors(_with_grid(other, subset(rows, ~half), sm_count), subset(rows, half), sm_count)
+        other, _ = fit_rows(base, priors, where(thinned, rows), sm_count, first=first)
+        logs[half] = errors(other, where(half, rows), sm_count)
+        better[half] = errors(_with_grid(other, where(~half, rows), sm_count), where(half, rows), sm_count)
     return logs, better

@@ -18,8 +18,7 @@ from simpar.costs.compute import GemmShapes, gemm_seconds
 from simpar.costs.kernel_choice import UNREAL
 from simpar.errors import InputError
 from simpar.evidence import fit_attention, fit_charts, fit_gemm, fit_memory, fit_moe, fit_training_ops
-from simpar.evidence.kernel_tables import attention_name, column_source, columns, gemm_name, moe_name, profile_of
-from simpar.evidence.kernel_toml import dump
+from simpar.evidence.kernel_tables import attention_name, column_source, columns, gemm_name, moe_name, profile_of, time_columns
 from simpar.evidence.tables import tables, there
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.kernel_constants import (
@@ -31,7 +30,13 @@ from simpar.specs.kernel_constants import (
     KernelConstants,
     MoeConstants,
 )
+from simpar.toml import toml
 
+HEADER = """# Written by `python -m simpar.evidence.fit kernels --data DIR`; do not edit by hand.
+# Forms and sources: docs/formulas_kernels.md. `fit` holds the error reached, |predicted / measured - 1|;
+# `held_out_*` on shapes that the fit did not see. `bands` are 80 % intervals of measured / predicted.
+
+"""
 TRAINING_MACHINES = {"a100_pcie": "a100", "b200": "b200"}
 """Machine of `simumax_ops.csv` -> GPU whose constants its rows refine."""
 SAME_DIE = {"h100": "h200"}
@@ -85,7 +90,7 @@ def fit_tables(data: Path) -> dict[str, Found]:
             _say(f"{path.name}: no profile for {gpu}, left out")
             continue
         table = columns(path, ("m", "n", "k"))
-        for column in [c for c in table if c.startswith("us_") and not c.endswith("_W")]:
+        for column in time_columns(table):
             c = fit_gemm.fit_column(table, column, column_source(gpu, dtype, column), hardware, path.name)
             if c is not None:
                 found[gpu].gemm.append(c)
@@ -228,6 +233,18 @@ def _inherit(all_of: dict[str, KernelConstants]) -> None:
         if donor.directions is not None:
             update["directions"] = donor.directions.model_copy(update={"scale": 1.0, "machine": f"as {donor.directions.machine}"})
         all_of[gpu] = c.model_copy(update=update)
+
+
+def dump(constants: KernelConstants) -> str:
+    """The file of `constants`, single tables first; fields at their defaults are left out."""
+
+    def number(value: float) -> str:
+        text = f"{value:.5g}"
+        return text if any(c in text for c in ".en") else f"{text}.0"
+
+    table = constants.model_dump(exclude_defaults=True)
+    table = dict(sorted(table.items(), key=lambda item: isinstance(item[1], tuple | list)))
+    return HEADER + toml(table, inline=lambda depth, _: depth > 1, number=number)
 
 
 def run(data: Path, out: Path, say: Callable[[str], None] = _say) -> int:

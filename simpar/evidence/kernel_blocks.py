@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -26,10 +26,12 @@ from simpar.evidence.kernel_tables import (
     moe_name,
     profile_of,
     read_rows,
+    time_columns,
     usable,
 )
 from simpar.evidence.moe import moe_flops, moe_seconds, moe_shapes
-from simpar.specs.kernel_constants import AttentionConstants, MoeConstants
+from simpar.specs.kernel_constants import AttentionConstants, GemmConstants, MoeConstants
+from simpar.statistics import Comparison
 
 Array = NDArray[np.float64]
 CORE: Final = {"gemm": 512, "attention": 1024, "moe": 512}
@@ -39,6 +41,9 @@ _FAR: Final = 0.1
 
 Named = tuple[str, str, str, str]
 """Table, op, GPU and dtype of a block."""
+Priced = tuple[Array, Array, Array]
+"""Seconds, and the ends of their intervals."""
+Constants = GemmConstants | AttentionConstants | MoeConstants
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +52,10 @@ class Block:
 
     Attributes:
         table: file, with the column after a colon where it has several; op: what was measured; gpu, dtype: of all rows.
-        constants: library and mode of the set that priced it; "default" for another library's, "peak-scaled" likewise.
         shape: columns that identify a row; lines: of the file.
         measured, predicted, low, high: seconds; predicted is NaN where a row could not be priced.
         flops: for the size classes, 0 where they do not apply; core: rows in the stated region.
+        constants: library and mode of the set that priced it; "default" for another library's, "peak-scaled" likewise.
         skipped: why no row could be priced.
     """
 
@@ -58,7 +63,6 @@ class Block:
     op: str
     gpu: str
     dtype: str
-    constants: str
     shape: dict[str, Array]
     lines: NDArray[np.int64]
     measured: Array
@@ -67,36 +71,42 @@ class Block:
     high: Array
     flops: Array
     core: NDArray[np.bool_]
+    constants: str = "none"
     skipped: str = ""
     labels: dict[str, list[str]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.measured)
 
+    @classmethod
+    def unpriced(cls, what: Named, table: dict[str, Array], names: tuple[str, ...], time: str, ok: NDArray[np.bool_]) -> Block:
+        """The rows `ok` of a table, whose sizes are the columns `names` and whose microseconds the column `time`."""
+        count = int(ok.sum())
+        nothing, zero = np.full(count, np.nan), np.zeros(count)
+        shape, lines = {name: table[name][ok] for name in names}, np.flatnonzero(ok).astype(np.int64) + 2
+        return cls(*what, shape, lines, table[time][ok] * MICRO, nothing, nothing, nothing, zero, zero.astype(bool))
+
+    def priced(self, c: Constants, own: bool, seconds: Priced, flops: Array, core: NDArray[np.bool_]) -> Block:
+        """The block with seconds and their ends, by `c`, which is its `own` library's or another's."""
+        predicted, low, high = seconds
+        constants = f"{c.library}/{c.mode}" if own else "default"
+        return replace(self, constants=constants, predicted=predicted, low=low, high=high, flops=flops, core=core)
+
+    @property
+    def key(self) -> dict[str, str]:
+        """What all rows share."""
+        return {name: getattr(self, name) for name in ("table", "op", "gpu", "dtype", "constants")}
+
     def rows(self) -> Iterator[dict[str, Any]]:
         """The rows of `simpar validate --json`."""
-        names = list(self.shape)
-        for i in range(len(self)):
-            priced = bool(np.isfinite(self.predicted[i]))
-            group: dict[str, Any] = {
-                "table": self.table,
-                "op": self.op,
-                "gpu": self.gpu,
-                "dtype": self.dtype,
-                "constants": self.constants,
-            }
-            group.update({name: int(self.shape[name][i]) for name in names})
-            group.update({name: values[i] for name, values in self.labels.items()})
-            yield {
-                "id": f"{self.table}:{int(self.lines[i])}",
-                "metric": "time_s",
-                "measured": float(self.measured[i]),
-                "predicted": float(self.predicted[i]) if priced else None,
-                "low": float(self.low[i]) if priced else None,
-                "high": float(self.high[i]) if priced else None,
-                "group": group,
-                "skipped": None if priced else (self.skipped or "not priced"),
-            }
+        for i, line in enumerate(self.lines.tolist()):
+            seconds = (float(self.predicted[i]), float(self.low[i]), float(self.high[i]))
+            priced = np.isfinite(seconds[0])
+            columns = {name: int(values[i]) for name, values in self.shape.items()}
+            group = {**self.key, **columns, **{name: values[i] for name, values in self.labels.items()}}
+            skipped = "" if priced else self.skipped or "not priced"
+            ends = seconds if priced else (None, None, None)
+            yield Comparison(f"{self.table}:{line}", "time_s", float(self.measured[i]), *ends, group, skipped).as_json()
 
 
 @lru_cache(maxsize=64)
@@ -106,69 +116,36 @@ def kernel_model(gpu: str, library: str | None, sustained: bool) -> KernelModel 
     return None if profile is None else KernelModel(profile, library=library, sustained=sustained)
 
 
-def _unpriced(what: Named, shape: dict[str, Array], lines: NDArray[np.int64], measured: Array, why: str) -> Block:
-    nothing = np.full(len(measured), np.nan)
-    zero = np.zeros(len(measured))
-    return Block(*what, "none", shape, lines, measured, nothing, nothing, nothing, zero, zero.astype(bool), why)
-
-
-def _lines(ok: NDArray[np.bool_]) -> NDArray[np.int64]:
-    return np.flatnonzero(ok).astype(np.int64) + 2
-
-
 def gemm_blocks(path: Path) -> list[Block]:
     """One block per time column of `gemm_{gpu}_{dtype}.csv`."""
     gpu, dtype = gemm_name(path)
-    table = columns(path, ("m", "n", "k"))
+    names = ("m", "n", "k")
+    table = columns(path, names)
     found = []
-    for column in [c for c in table if c.startswith("us_") and not c.endswith("_W")]:
+    for column in time_columns(table):
         source = column_source(gpu, dtype, column)
-        ok = usable(table, ("m", "n", "k"), column)
-        shape = {name: table[name][ok] for name in ("m", "n", "k")}
-        measured, name = table[column][ok] * MICRO, f"{path.name}:{column}"
+        what = (f"{path.name}:{column}", "gemm", gpu, source.dtype)
+        block = Block.unpriced(what, table, names, column, usable(table, names, column))
         model = kernel_model(gpu, source.library, source.mode == "sustained")
         if model is None:
-            found.append(
-                _unpriced((name, "gemm", gpu, source.dtype), shape, _lines(ok), measured, f"no hardware profile for {gpu}")
-            )
+            found.append(replace(block, skipped=f"no hardware profile for {gpu}"))
             continue
-        m, n, k = shape.values()
+        m, n, k = block.shape.values()
         c, _ = model.gemm_set(source.dtype)
         seconds, low, high = model.gemm_array(GemmShapes(m, n, k, quantize=source.quantized), source.dtype)
         own = c.library == source.library
         far = 1.0 if own else np.exp(_FAR)
         core = (m >= CORE["gemm"]) & (n >= CORE["gemm"]) & (k >= CORE["gemm"])
-        found.append(
-            Block(
-                name,
-                "gemm",
-                gpu,
-                source.dtype,
-                f"{c.library}/{c.mode}" if own else "default",
-                shape,
-                _lines(ok),
-                measured,
-                seconds,
-                low / far,
-                high * far,
-                2.0 * m * n * k,
-                core,
-            )
-        )
+        found.append(block.priced(c, own, (seconds, low / far, high * far), 2.0 * m * n * k, core))
     return found
 
 
 def _own_attention(model: KernelModel, kernel: str, library: str, *, causal: bool, head_dim: float) -> AttentionConstants | None:
-    named = [a for a in model.resolved.constants.attention if a.library == library and a.kernel == kernel and a.causal == causal]
-    found = named[0] if named else None
-    return found or pick_attention(
-        model.resolved.constants.attention,
-        (kernel, "fa2", "fa3", "trtllm-gen", "cudnn"),
-        causal=causal,
-        head_dim=int(head_dim),
-        direction="forward",
-        sustained="sustained" in library,
-    )
+    sets = model.resolved.constants.attention
+    named = [a for a in sets if a.library == library and a.kernel == kernel and a.causal == causal]
+    order = (kernel, "fa2", "fa3", "trtllm-gen", "cudnn")
+    how = {"causal": causal, "head_dim": int(head_dim), "sustained": "sustained" in library}
+    return named[0] if named else pick_attention(sets, order, direction="forward", **how)
 
 
 def attention_blocks(path: Path) -> list[Block]:
@@ -177,46 +154,29 @@ def attention_blocks(path: Path) -> list[Block]:
     names = ("b", "s", "h", "kv", "d")
     table = columns(path, (*names, "causal", "us"))
     found = []
-    for causal in (1.0, 0.0):
+    for causal in (True, False):
         ok = usable(table, names, "us") & (table["causal"] == causal)
         if not ok.any():
             continue
-        shape = {name: table[name][ok] for name in (*names, "causal")}
-        measured = table["us"][ok] * MICRO
+        block = Block.unpriced((path.name, "attention", gpu, "bf16"), table, (*names, "causal"), "us", ok)
         model = kernel_model(gpu, None, "sustained" in library)
-        c = (
-            None
-            if model is None
-            else _own_attention(model, kernel, library, causal=causal > 0, head_dim=float(np.median(shape["d"])))
-        )
+        head_dim = float(np.median(block.shape["d"]))
+        c = None if model is None else _own_attention(model, kernel, library, causal=causal, head_dim=head_dim)
         if model is None or c is None:
             why = f"no hardware profile for {gpu}" if model is None else f"no constants for {kernel} on {gpu}"
-            found.append(_unpriced((path.name, "attention", gpu, "bf16"), shape, _lines(ok), measured, why))
+            found.append(replace(block, skipped=why))
             continue
-        a = AttentionShapes.of(shape)
-        seconds = attention_seconds(c, model.sm_count, a)
-        flops = attention_flops(a, causal=causal > 0)
+        a = AttentionShapes.of(block.shape)
+        flops, core = attention_flops(a, causal=causal), block.shape["s"] >= CORE["attention"]
         own = c.library == library
-        core = shape["s"] >= CORE["attention"]
-        low, high = band_arrays(c.bands, c.bands_small, core, flops, model.resolved.spread if own else _FAR)
-        found.append(
-            Block(
-                path.name,
-                "attention",
-                gpu,
-                "bf16",
-                f"{c.library}/{c.mode}" if own else "default",
-                shape,
-                _lines(ok),
-                measured,
-                seconds,
-                seconds * low,
-                seconds * high,
-                flops,
-                core,
-            )
-        )
+        found.append(block.priced(c, own, _banded(c, attention_seconds(c, model.sm_count, a), core, flops,
+                                                  model.resolved.spread if own else _FAR), flops, core))  # fmt: skip
     return found
+
+
+def _banded(c: Constants, seconds: Array, core: NDArray[np.bool_], flops: Array, spread: float) -> Priced:
+    low, high = band_arrays(c.bands, c.bands_small, core, flops, spread)
+    return seconds, seconds * low, seconds * high
 
 
 def _own_moe(sets: tuple[MoeConstants, ...], library: str, dtype: str) -> MoeConstants | None:
@@ -233,34 +193,14 @@ def moe_blocks(path: Path) -> list[Block]:
     distribution = [row["dist"] for row in read_rows(path)]
     alphas = np.array([alpha_of(text) for text in distribution])
     ok = usable(table, names, "us") & np.isfinite(alphas)
-    shape = {name: table[name][ok] for name in names}
-    measured = table["us"][ok] * MICRO
+    block = Block.unpriced((path.name, "moe", gpu, dtype), table, names, "us", ok)
     model = kernel_model(gpu, None, "sustained" in library)
     c = None if model is None else _own_moe(model.resolved.constants.moe, library, dtype)
     if model is None or c is None:
-        why = f"no hardware profile for {gpu}" if model is None else f"no expert constants for {gpu}"
-        return [_unpriced((path.name, "moe", gpu, dtype), shape, _lines(ok), measured, why)]
-    shapes = moe_shapes(shape, alphas[ok], local_routing=c.local_routing)
-    seconds, flops = moe_seconds(c, model.sm_count, shapes), moe_flops(shapes)
+        return [replace(block, skipped=f"no hardware profile for {gpu}" if model is None else f"no expert constants for {gpu}")]
+    shapes = moe_shapes(block.shape, alphas[ok], local_routing=c.local_routing)
+    flops, core = moe_flops(shapes), block.shape["tokens"] >= CORE["moe"]
     own = c.library == library and c.dtype == dtype
-    core = shape["tokens"] >= CORE["moe"]
-    low, high = band_arrays(c.bands, c.bands_small, core, flops, model.resolved.spread if own else 2 * _FAR)
+    seconds = _banded(c, moe_seconds(c, model.sm_count, shapes), core, flops, model.resolved.spread if own else 2 * _FAR)
     labels = {"dist": [text for text, keep in zip(distribution, ok, strict=True) if keep]}
-    return [
-        Block(
-            path.name,
-            "moe",
-            gpu,
-            dtype,
-            f"{c.library}/{c.mode}" if own else "default",
-            shape,
-            _lines(ok),
-            measured,
-            seconds,
-            seconds * low,
-            seconds * high,
-            flops,
-            core,
-            labels=labels,
-        )
-    ]
+    return [replace(block.priced(c, own, seconds, flops, core), labels=labels)]

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar, cast
+
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.specs.kernel_constants import Band, FitRecord
 
 Array = NDArray[np.float64]
+T = TypeVar("T")
 EDGES = (0.0, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13)
 """FLOPs at which the interval changes."""
 FEWEST = 60
 """Rows that an interval of its own needs."""
+
+
+def where(mask: NDArray[np.bool_], values: T) -> T:
+    """`values`, a table or a dataclass of arrays [rows, ...], at the rows of `mask`; what is not by rows stays."""
+    found: Any = values
+    if isinstance(values, np.ndarray):
+        found = values[mask] if values.shape[:1] == mask.shape else values
+    elif isinstance(values, dict):
+        found = {name: where(mask, value) for name, value in values.items()}
+    elif is_dataclass(values) and not isinstance(values, type):
+        found = replace(values, **{f.name: where(mask, getattr(values, f.name)) for f in fields(values)})
+    return cast(T, found)
 
 
 def halves(*keys: Array) -> NDArray[np.bool_]:
@@ -22,16 +38,11 @@ def halves(*keys: Array) -> NDArray[np.bool_]:
     return np.asarray(np.mod(mixed, 1.0) < 0.5)
 
 
-def sizes(logs: Array) -> Array:
-    """|predicted / measured - 1| of log(predicted / measured)."""
-    return np.asarray(np.abs(np.expm1(logs)))
-
-
 def record(source: str, fitted: Array, held: Array, held_m: Array | None = None) -> FitRecord:
     """The error record of log errors [rows], of the final fit and held out."""
 
     def of(logs: Array) -> tuple[float, float]:
-        e = sizes(logs)
+        e = np.abs(np.expm1(logs))
         return (round(float(np.median(e)), 5), round(float(np.quantile(e, 0.9)), 5)) if e.size else (0.0, 0.0)
 
     median, p90 = of(fitted)
@@ -50,6 +61,12 @@ def record(source: str, fitted: Array, held: Array, held_m: Array | None = None)
     )
 
 
+def interval(logs: Array, from_size: float = 0.0, digits: int | None = None) -> Band:
+    """The 80 % interval of measured / predicted, of log errors log(predicted / measured)."""
+    low, high = np.exp(np.quantile(-logs, [0.1, 0.9])).tolist()
+    return Band(from_size=from_size, low=round(low, digits) if digits else low, high=round(high, digits) if digits else high)
+
+
 def bands(flops: Array, held: Array) -> tuple[Band, ...]:
     """80 % intervals of measured / predicted by size class, from held-out log errors log(predicted / measured)."""
     found: list[Band] = []
@@ -59,11 +76,6 @@ def bands(flops: Array, held: Array) -> tuple[Band, ...]:
         here = held[(flops >= low) & (flops < high)]
         if len(here) < FEWEST and (found or low < EDGES[-1]):
             continue
-        ends = np.quantile(-here, [0.1, 0.9])
-        found.append(Band(from_size=low, low=round(float(np.exp(ends[0])), 4), high=round(float(np.exp(ends[1])), 4)))
-    if found and found[0].from_size > 0:
-        found[0] = found[0].model_copy(update={"from_size": 0.0})
-    if not found:
-        ends = np.quantile(-held, [0.1, 0.9])
-        found.append(Band(from_size=0.0, low=float(np.exp(ends[0])), high=float(np.exp(ends[1]))))
-    return tuple(found)
+        found.append(interval(here, low, digits=4))
+    first = found[0].model_copy(update={"from_size": 0.0}) if found else interval(held)
+    return (first, *found[1:])

@@ -107,6 +107,11 @@ def columns(path: Path, needed: tuple[str, ...] = ()) -> dict[str, Array]:
     return {name: np.array([_number(row.get(name)) for row in rows]) for name in rows[0] if name}
 
 
+def time_columns(table: dict[str, Array]) -> list[str]:
+    """The columns of a GEMM table that hold times."""
+    return [name for name in table if name.startswith("us_") and not name.endswith("_W")]
+
+
 def gemm_name(path: Path) -> tuple[str, str]:
     """(gpu, dtype) of `gemm_{gpu}_{dtype}.csv`."""
     parts = path.stem.removeprefix("gemm_").split("_")

@@ -31,8 +31,8 @@ from simpar.specs.scenario import Scenario
 from simpar.statistics import (
     ChanceBand,
     Comparison,
-    ErrorSummary,
     FitConfusion,
+    Group,
     Key,
     chances_to_fit,
     fit_by_chance,
@@ -56,19 +56,6 @@ KIND_TITLES: Final = {"allocated": "allocated", "reserved": "reserved", "device"
 _OPERATORS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "=": operator.eq, "!=": operator.ne, ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt,
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """One line of the report: the metric, what its rows share, and their errors."""
-
-    metric: str
-    by: dict[str, Any]
-    summary: ErrorSummary
-
-    def as_json(self) -> dict[str, Any]:
-        """Flat: metric, by, rows, mape, median, p90, bias, coverage."""
-        return {"metric": self.metric, "by": self.by, **self.summary.as_json()}
 
 
 @dataclass(frozen=True, slots=True)
