@@ -913,8 +913,9 @@ def test_a_rate_of_a_pipeline_without_a_batch_fills_the_pipeline() -> None:
 
 @pytest.mark.parametrize(
     ("name", "layers"),
-    [("Nemotron_3_Nano", 52), ("NVIDIA Nemotron-H-56B", 118), ("DeepSeekV4 Flash", 43), ("Qwen3-Next-80B-A3B", 48)],
-)
+    [("Nemotron_3_Nano", 52), ("NVIDIA Nemotron-H-56B", 118), ("DeepSeekV4 Flash", 43), ("Qwen3-Next-80B-A3B", 48),
+     ("Qwen3.5-35B-A3B", 40)],
+)  # fmt: skip
 def test_layers_that_are_not_alike_are_those_of_the_shipped_model(name: str, layers: int) -> None:
     sizes = dict.fromkeys(("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab", "vpp"))
     run = run_of(row(arch="hybrid mamba2/attention", model_name=name, pp=1, dp=32, **sizes))
