@@ -53,7 +53,7 @@ def model_of(row: Row) -> tuple[dict[str, Any], list[str]]:
     """
     arch = str(row.get("arch") or "dense")
     if HYBRID.search(arch):
-        raise CannotExpress("a hybrid that no shipped model of its name and size describes (`simpar models list`)")
+        raise CannotExpress("a hybrid that no shipped model of its name and size describes (`simpar models`)")
     if re.search(r"diffusion|\bdit\b|unet|\bcnn\b|resnet|dlrm|encoder|\bbert\b|\bt5\b|\bvlm\b", arch, re.IGNORECASE):
         raise CannotExpress(f"not a decoder of text: {arch}")
     notes: list[str] = []
