@@ -13,6 +13,7 @@ from simpar.costs.kernels import KernelModel
 from simpar.costs.price import ZERO, Price
 from simpar.evidence import attention_charts, memory_tables, training_ops
 from simpar.evidence.kernel_blocks import Block, Named, kernel_model
+from simpar.evidence.kernel_tables import MICRO, read_rows
 from simpar.parallel.work import AttentionWork, Gemm, GroupedGemm
 from simpar.specs.hardware import load_hardware
 
@@ -128,6 +129,32 @@ def _chart_price(model: KernelModel, row: attention_charts.ChartRow, s: int) -> 
         for way in backward
     ]
     return Price(sum(p.seconds for p in prices), sum(p.low for p in prices), sum(p.high for p in prices), prices[0].provenance)
+
+
+def published_blocks(path: Path) -> list[Block]:
+    """Kernels that others measured, with their source: one block per GPU and kernel, or per dtype of products."""
+    groups: dict[tuple[str, ...], list[PricedRow]] = {}
+    sources: dict[tuple[str, ...], list[str]] = {}
+    for line, row in enumerate(read_rows(path), 2):
+        model = kernel_model(row["gpu"], None, False)
+        if model is None:
+            continue
+        if "kernel" in row:
+            b, h, kv, s, d = (int(row[name]) for name in ("b", "h", "kv", "s", "d"))
+            causal, backward = row["causal"] == "1", row["direction"] == "backward"
+            price = model.attention(AttentionWork(b, s, s, h, kv, d, d, causal, backward, row["kernel"], "bf16"))
+            sizes: dict[str, float] = {"b": b, "h": h, "kv": kv, "s": s, "d": d, "causal": float(causal)}
+            key, flops = (row["kernel"], row["gpu"], "bf16", row["direction"]), 4.0 * b * h * d * s * s * (0.5 if causal else 1.0)
+        else:
+            m, n, k = (int(row[name]) for name in ("m", "n", "k"))
+            price = model.gemm(Gemm(m, n, k, dtype=row["dtype"]), 1)
+            key, flops, sizes = ("gemm", row["gpu"], row["dtype"], "forward"), 2.0 * m * n * k, {"m": m, "n": n, "k": k}
+        groups.setdefault(key, []).append((line, float(row["us"]) * MICRO, price, flops, sizes))
+        sources.setdefault(key, []).append(row["source"])
+    return [
+        _block((path.name, kernel, gpu, dtype), direction, rows, {"source": sources[kernel, gpu, dtype, direction]})
+        for (kernel, gpu, dtype, direction), rows in groups.items()
+    ]
 
 
 def memory_blocks(path: Path) -> list[Block]:

@@ -1,7 +1,7 @@
 """Tables of measured kernels (CSV) as arrays, and what their names say: GPU, library, power mode, dtype.
 
 File names: `gemm_{gpu}_{dtype}.csv`, `attention_[full_]{gpu}_{kernel}.csv`, `moe_{gpu}_{dtype}_{library}.csv`,
-`simumax_ops.csv`, `flash_attention_charts.csv`, `membound.csv`. Times are in microseconds.
+`simumax_ops.csv`, `flash_attention_charts.csv`, `published_{attention,gemm}.csv`, `membound.csv`. Times are in microseconds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ PROFILES: Final = {
     "gb300": "gb300-nvl72",
     "l40s": "l40s",
     "rtx4090": "rtx-4090",
+    "mi250x": "mi250x",
     "mi300x": "mi300x",
+    "mi325x": "mi325x",
+    "mi350x": "mi350x",
+    "mi355x": "mi355x",
 }
 """GPU as a table names it -> shipped profile."""
 ALPHAS: Final = {"balanced": 0.0}

@@ -29,6 +29,7 @@ READERS: tuple[tuple[str, Callable[[Path], list[Block]]], ...] = (
     ("moe_*.csv", kernel_blocks.moe_blocks),
     ("simumax_ops*.csv", kernel_priced.training_blocks),
     ("flash_attention_charts*.csv", kernel_priced.chart_blocks),
+    ("published_*.csv", kernel_priced.published_blocks),
     ("membound*.csv", kernel_priced.memory_blocks),
 )
 """File name pattern -> reader; files of fitted constants (`*_fits.csv`) are no measurements."""
