@@ -139,8 +139,9 @@ def test_bandwidth_in_words(text: str, gigabits: float | None) -> None:
         ({"layers": None, "model_name": "ours"}, "dimensions not stated: layers"),
         ({"layers": None, "hidden": 2048}, "dimensions not stated: layers"),
         ({"seq_len": None}, "sequence length not stated"),
-        ({"arch": "diffusion transformer"}, "not a decoder of text"),
-        ({"arch": "encoder (BERT)"}, "not a decoder of text"),
+        ({"arch": "diffusion transformer"}, "not a transformer of text"),
+        ({"arch": "encoder-decoder (T5)"}, "not a transformer of text"),
+        ({"arch": "vision encoder"}, "not a transformer of text"),
         ({"global_batch": None}, "global batch not stated"),
         ({"gpu": "MI300", "gpu_mem_gb": 128, "gpus_per_node": 4}, "no hardware profile for GPU 'MI300'"),
         ({"global_batch": 100}, "not a multiple"),
@@ -562,6 +563,8 @@ def test_memory_kinds(kind: str | None, expected: str, first: bool) -> None:
         ({"global_batch": None, "step_time_s": None, "samples_per_s": 9.0, "pp": 1, "vpp": 1, "dp": 32}, "one micro-batch of 1"),
         ({"micro_batch": None, "framework": "torchtitan", "framework_version": "2025-02"}, "not stated: local batch / pp"),
         ({"heads": None}, "heads not stated: 32"),
+        ({"tp": None, "pp": None, "dp": None, "vpp": None, "n_gpus": 1}, "tp, pp, dp 1, as there is one GPU"),
+        ({"tp": None, "pp": None, "vpp": None, "dp": 64}, "layout not stated: tp, pp 1, as the others take all GPUs"),
         ({"layers": None, "hidden": None, "heads": None}, "those of llama3.1-8b"),
         ({"framework": "Alpa", "framework_version": None}, "framework 'Alpa': as maxtext"),
         ({"precision": "int3"}, "precision 'int3' unknown"),
@@ -641,7 +644,7 @@ def test_frameworks_of_fine_tuning_have_rows_of_their_own(stated: str, name: str
         ("axolotl", "transformers"), ("unsloth", "transformers"), ("LLaMA-Factory", "transformers"), ("PEFT", "transformers"),
         ("verl", "torch-fsdp"), ("OpenRLHF", "deepspeed"), ("torch DDP", "plain"),
         ("EleutherAI NeoX", "megatron-deepspeed"), ("LLaMA Factory", "transformers"), ("LMFlow", "deepspeed"),
-        ("ms-swift 3.1", "transformers"), ("Oumi", "transformers"), ("QLoRA (bitsandbytes)", "transformers"),
+        ("ms-swift 3.1", "swift"), ("Oumi", "transformers"), ("QLoRA (bitsandbytes)", "transformers"),
         ("llama-recipes", "torch-fsdp"), ("mistral-finetune", "torch-fsdp"), ("open_lm", "torch-fsdp"),
         ("ArcticTraining", "deepspeed"), ("Lit-LLaMA", "lit-gpt"), ("Stanford Alpaca", "transformers"),
     ],
@@ -649,7 +652,7 @@ def test_frameworks_of_fine_tuning_have_rows_of_their_own(stated: str, name: str
 def test_other_frameworks_take_the_nearest_and_say_so(stated: str, name: str) -> None:
     found, notes = framework_of({"framework": stated})
     assert found == name
-    known = stated.lower() in ("maxtext", "colossal-ai", "megatron-deepspeed")
+    known = stated.lower() in ("maxtext", "colossal-ai", "megatron-deepspeed", "ms-swift 3.1")
     assert known == (notes == [])
 
 

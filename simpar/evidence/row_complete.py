@@ -101,7 +101,8 @@ def _batch_of_step(row: Row, multiple: int) -> int | None:
 
 
 def _with_layout(row: dict[str, Any], notes: list[str]) -> dict[str, Any]:
-    """The one of tensor, pipeline and data ranks and GPUs that is missing follows from the others.
+    """The one of tensor, pipeline and data ranks and GPUs that is missing follows from the others; where those that are stated take
+    all GPUs, the rest are 1.
 
     A run that shards all its weights and says nothing of other dimensions has none.
     """
@@ -111,11 +112,16 @@ def _with_layout(row: dict[str, Any], notes: list[str]) -> dict[str, Any]:
         if assumed:
             notes.append(f"layout not stated: {', '.join(assumed)} 1 beside fully sharded data parallelism")
     missing = [key for key in ("tp", "pp", "dp", "n_gpus") if not row.get(key)]
+    known = prod(int(row.get(key) or 1) for key in ("tp", "pp", "cp", "dp"))
     if not missing:
         _with_data_ranks(row, notes)
+    elif row.get("n_gpus") and known == int(row["n_gpus"]):
+        row |= dict.fromkeys(missing, 1)
+        why = "there is one GPU" if known == 1 else "the others take all GPUs"
+        notes.append(f"layout not stated: {', '.join(missing)} 1, as {why}")
+        return row
     if len(missing) != 1:
         return row
-    known = prod(int(row.get(key) or 1) for key in ("tp", "pp", "cp", "dp"))
     if missing == ["n_gpus"]:
         row["n_gpus"] = known
         notes.append(f"number of GPUs not stated: {known}, the product of the degrees")
