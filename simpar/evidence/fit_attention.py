@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.costs.attention import AttentionShapes, attention_flops, attention_seconds
-from simpar.evidence.kernel_errors import bands, halves, record, where
-from simpar.evidence.kernel_tables import MICRO, usable
-from simpar.evidence.robust import Prior, fit_law
+from simpar.evidence.kernel_errors import bands, halves, record
+from simpar.evidence.kernel_law import Law, Rows, where
+from simpar.evidence.kernel_tables import SIZES, attention_name, columns, core, measured_rows
+from simpar.evidence.robust import Prior
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.kernel_constants import AttentionConstants, HeadConstants
 
 Array = NDArray[np.float64]
-Table = dict[str, Array]
-CORE = 1024
-"""Fitted region: sequences of at least this."""
-_SIZES = ("b", "s", "h", "kv", "d")
 _RIDGE = (0.03, 0.015, 0.1, 0.03, 0.015, 0.03, 0.015, 0.03, 0.015, 0.03, 0.03, 0.03, 0.03, 0.05, 0.2, 0.05, 0.02, 0.05)
 
 
@@ -45,34 +44,20 @@ def _priors(base: AttentionConstants, hardware: HardwareProfile) -> list[Prior]:
     return found
 
 
-def core_rows(table: Table, *, inside: bool = True) -> Table:
-    """Rows inside (or outside) the fitted region, with `seconds`."""
-    ok = usable(table, _SIZES, "us") & ((table["s"] >= CORE) == inside)
-    return {**{name: table[name][ok] for name in _SIZES}, "seconds": table["us"][ok] * MICRO}
-
-
-def fit_table(table: Table, kernel: str, library: str, hardware: HardwareProfile, name: str) -> AttentionConstants:
+def fit_table(path: Path, hardware: HardwareProfile) -> AttentionConstants:
     """Forward constants of one measured table."""
-    sm_count = float(hardware.gpu.sm_count.value)
-    causal = bool(table["causal"][0] > 0)
-    rows, small = core_rows(table), core_rows(table, inside=False)
+    _, kernel, library = attention_name(path)
+    every = measured_rows("attention", columns(path, (*SIZES["attention"], "causal", "us")))
+    table, causal = where(core(every), every), bool(every["causal"][0] > 0)
+    rows, small = (Rows(AttentionShapes.of(part), part["seconds"]) for part in (table, where(~core(every), every)))
     mode = "sustained" if "sustained" in library else "burst"
-    base = AttentionConstants(kernel=kernel, library=library, mode=mode, causal=causal, heads=unfitted(np.unique(rows["d"])))
-    priors = _priors(base, hardware)
-
-    def fit(rows: Table, first: Array | None = None) -> tuple[AttentionConstants, Array]:
-        shapes = AttentionShapes.of(rows)
-        return fit_law(base, priors, lambda c: attention_seconds(c, sm_count, shapes), rows["seconds"], first=first)
-
-    def errors(c: AttentionConstants, rows: Table) -> Array:
-        return np.asarray(np.log(attention_seconds(c, sm_count, AttentionShapes.of(rows))) - np.log(rows["seconds"]))
-
-    fitted, x = fit(rows)
-    held = np.empty(len(rows["seconds"]))
-    mask = halves(rows["h"], rows["kv"], rows["d"])
-    for half in (mask, ~mask):
-        held[half] = errors(fit(where(~half, rows), x)[0], where(half, rows))
-    flops, few = (attention_flops(AttentionShapes.of(part), causal=causal) for part in (rows, small))
-    fit_record = record(name, errors(fitted, rows), held)
-    update = {"bands": bands(flops, held), "bands_small": bands(few, errors(fitted, small)), "fit": fit_record}
+    base = AttentionConstants(kernel=kernel, library=library, mode=mode, causal=causal, heads=unfitted(np.unique(table["d"])))
+    sm_count = float(hardware.gpu.sm_count.value)
+    law = Law(base, _priors(base, hardware), lambda c, rows: attention_seconds(c, sm_count, rows.shapes))
+    fitted, x = law.fit(rows)
+    mask = halves(table["h"], table["kv"], table["d"])
+    held = law.held_out(rows, (mask, ~mask), x)
+    flops, few = (attention_flops(part.shapes, causal=causal) for part in (rows, small))
+    reached = record(path.name, law.errors(fitted, rows), held)
+    update = {"bands": bands(flops, held), "bands_small": bands(few, law.errors(fitted, small)), "fit": reached}
     return fitted.model_copy(update=update)

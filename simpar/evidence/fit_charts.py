@@ -12,7 +12,8 @@ from simpar.costs.attention import attention_seconds
 from simpar.evidence.attention_charts import LENGTHS, ChartRow, chart_rows, chart_seconds, chart_shapes
 from simpar.evidence.fit_attention import unfitted
 from simpar.evidence.kernel_errors import record
-from simpar.evidence.robust import Prior, fit_law
+from simpar.evidence.kernel_law import Law, Rows
+from simpar.evidence.robust import Prior
 from simpar.specs.kernel_constants import AttentionConstants, BackwardConstants, Band
 
 Array = NDArray[np.float64]
@@ -41,12 +42,9 @@ def _fit_head(row: ChartRow, forward: Array, sm_count: float) -> tuple[Attention
     )
     rate = Prior("heads.0.rate_flops_per_s", float(np.nanmax(row.rates)) * 1e12 * 1.05, 0.3)
     overhead = Prior("heads.0.sequence_overhead", 500.0 if row.causal else 200.0, 0.7)
-
-    def seconds(c: AttentionConstants) -> Array:
-        return attention_seconds(c, sm_count, shapes)
-
-    fitted, _ = fit_law(base, (rate, overhead), seconds, forward[at])
-    return fitted, np.asarray(np.log(seconds(fitted)) - np.log(forward[at]))
+    law, rows = Law(base, (rate, overhead), lambda c, rows: attention_seconds(c, sm_count, rows.shapes)), Rows(shapes, forward[at])
+    fitted, _ = law.fit(rows)
+    return fitted, law.errors(fitted, rows)
 
 
 def forward_constants(path: Path, gpu: str, sm_count: float) -> tuple[AttentionConstants, ...]:
@@ -83,10 +81,8 @@ def backward_constants(path: Path, gpu: str) -> tuple[BackwardConstants, ...]:
             continue
         lengths = np.array(LENGTHS, dtype=float)[both]
         ratio = chart_seconds(row)[both] / chart_seconds(pair)[both]
-
-        def over(c: BackwardConstants, s: Array = lengths) -> Array:
-            return np.asarray(c.ratio * (1.0 + c.short_sequence / s))
-
         base = BackwardConstants(kernel=row.kernel, head_dim=row.head_dim, ratio=1.0, source=path.name)
-        found.append(fit_law(base, (Prior("ratio", ratio[-1], 0.2), Prior("short_sequence", 100.0, 1.0)), over, ratio)[0])
+        priors = (Prior("ratio", ratio[-1], 0.2), Prior("short_sequence", 100.0, 1.0))
+        law = Law(base, priors, lambda c, rows: np.asarray(c.ratio * (1.0 + c.short_sequence / rows.shapes)))
+        found.append(law.fit(Rows(lengths, ratio))[0])
     return tuple(found)

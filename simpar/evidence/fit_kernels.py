@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -76,41 +77,35 @@ def _told(fit: FitRecord) -> str:
     return f"{fit.median:.2%} / {fit.p90:.2%}, held out {fit.held_out_median:.2%} / {fit.held_out_p90:.2%}"
 
 
-def _tables(data: Path, pattern: str, skip: str) -> list[Path]:
-    return [path for path in tables(data, pattern) if skip not in path.stem]
+def _gemm(path: Path, hardware: HardwareProfile) -> Iterator[GemmConstants | None]:
+    gpu, dtype = gemm_name(path)
+    table = columns(path, ("m", "n", "k"))
+    for column in time_columns(table):
+        yield fit_gemm.fit_column(table, column, column_source(gpu, dtype, column), hardware, path.name)
+
+
+KINDS: dict[str, tuple[str, Callable[[Path], tuple[str, ...]], Callable[[Path, HardwareProfile], Iterable[Any]]]] = {
+    "gemm_*.csv": ("gemm", gemm_name, _gemm),
+    "attention_*.csv": ("attention", attention_name, lambda path, hardware: (fit_attention.fit_table(path, hardware),)),
+    "moe_*.csv": ("moe", moe_name, lambda path, hardware: (fit_moe.fit_table(path, hardware),)),
+}
+"""Tables -> field of `Found`, what their names say (the GPU first), and the constants of one."""
 
 
 def fit_tables(data: Path) -> dict[str, Found]:
     """Fits of every GEMM, attention and expert table of a known GPU."""
     found: dict[str, Found] = defaultdict(Found)
-    for path in _tables(data, "gemm_*.csv", "model"):
-        gpu, dtype = gemm_name(path)
-        hardware = profile_of(gpu)
-        if hardware is None:
-            _say(f"{path.name}: no profile for {gpu}, left out")
-            continue
-        table = columns(path, ("m", "n", "k"))
-        for column in time_columns(table):
-            c = fit_gemm.fit_column(table, column, column_source(gpu, dtype, column), hardware, path.name)
-            if c is not None:
-                found[gpu].gemm.append(c)
-                _say(f"{path.name} {column}: {_told(c.fit)}")
-    for path in _tables(data, "attention_*.csv", "model"):
-        gpu, kernel, library = attention_name(path)
-        hardware = profile_of(gpu)
-        if hardware is not None:
-            a = fit_attention.fit_table(
-                columns(path, ("b", "s", "h", "kv", "d", "causal", "us")), kernel, library, hardware, path.name
-            )
-            found[gpu].attention.append(a)
-            _say(f"{path.name}: {_told(a.fit)}")
-    for path in _tables(data, "moe_*.csv", "model"):
-        gpu, _, _ = moe_name(path)
-        hardware = profile_of(gpu)
-        if hardware is not None:
-            e = fit_moe.fit_table(path, hardware)
-            found[gpu].moe.append(e)
-            _say(f"{path.name}: {_told(e.fit)}")
+    for pattern, (kind, name, fit) in KINDS.items():
+        for path in (path for path in tables(data, pattern) if "model" not in path.stem):
+            gpu = name(path)[0]
+            hardware = profile_of(gpu)
+            if hardware is None:
+                _say(f"{path.name}: no profile for {gpu}, left out")
+                continue
+            for c in fit(path, hardware):
+                if c is not None:
+                    getattr(found[gpu], kind).append(c)
+                    _say(f"{c.fit.source}: {_told(c.fit)}")
     return found
 
 

@@ -5,21 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simpar.evidence.kernel_errors import bands, record, where
-from simpar.evidence.kernel_tables import MICRO, alpha_of, columns, moe_name, read_rows, usable
-from simpar.evidence.moe import MoeShapes, moe_flops, moe_seconds, moe_shapes
-from simpar.evidence.robust import Prior, fit_law
+from simpar.evidence.kernel_errors import bands, record
+from simpar.evidence.kernel_law import Law, Rows, where
+from simpar.evidence.kernel_tables import SIZES, columns, core, measured_rows, moe_name
+from simpar.evidence.moe import moe_flops, moe_seconds, moe_shapes
+from simpar.evidence.robust import Prior
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.kernel_constants import MoeConstants
 
-Array = NDArray[np.float64]
-Rows = tuple[MoeShapes, Array]
-"""Shapes and measured seconds."""
-CORE = 512
-"""Fitted region: tokens of at least this."""
-SIZES = ("tokens", "hidden", "inter", "topk", "experts", "tp", "ep")
 LOCAL_ROUTING = ("sglang_triton",)
 """Collectors that route every token to the rank's own experts."""
 TUNED = {
@@ -36,14 +30,6 @@ files in vllm-project/vllm, model_executor/layers/fused_moe/configs. H100 rows s
 _HEIGHTS = ((-1.5, 0.4), (-1.0, 0.4), (-0.5, 0.3), (-0.2, 0.2))
 """Logarithms of the efficiency of tile heights, and their priors' widths; the largest is the unit."""
 _RIDGE = (0.05, 0.05, 0.05, 0.05, 0.02, 0.02, 0.02, 0.02)
-
-
-def read_table(path: Path, smallest: float) -> tuple[dict[str, Array], Array]:
-    """(columns with `seconds`, alphas) of the rows with at least `smallest` tokens."""
-    table = columns(path, (*SIZES, "dist", "us"))
-    alphas = np.array([alpha_of(row["dist"]) for row in read_rows(path)])
-    ok = usable(table, SIZES, "us") & (table["tokens"] >= smallest) & np.isfinite(alphas)
-    return {**{name: table[name][ok] for name in SIZES}, "seconds": table["us"][ok] * MICRO}, alphas[ok]
 
 
 def _priors(base: MoeConstants, hardware: HardwareProfile) -> list[Prior]:
@@ -80,9 +66,10 @@ def _priors(base: MoeConstants, hardware: HardwareProfile) -> list[Prior]:
 def fit_table(path: Path, hardware: HardwareProfile) -> MoeConstants:
     """Constants of one measured table."""
     gpu, dtype, library = moe_name(path)
-    table, alphas = read_table(path, CORE)
+    every = measured_rows("moe", columns(path, (*SIZES["moe"], "dist", "us")))
+    table, few = (where(mask, every) for mask in (core(every), ~core(every)))
     local = library in LOCAL_ROUTING
-    shapes = moe_shapes(table, alphas, local_routing=local)
+    rows, small = (Rows(moe_shapes(part, part["alpha"], local_routing=local), part["seconds"]) for part in (table, few))
     base = MoeConstants(
         library=library,
         mode="burst",
@@ -101,34 +88,16 @@ def fit_table(path: Path, hardware: HardwareProfile) -> MoeConstants:
         element_bytes=1.0 if dtype.startswith("fp8") else 2.0,
     )
     sm_count = float(hardware.gpu.sm_count.value)
-
-    priors = _priors(base, hardware)
-    rows = (shapes, table["seconds"])
-
-    def fit(rows: Rows, first: Array | None = None) -> tuple[MoeConstants, Array]:
-        return fit_law(base, priors, lambda c: moe_seconds(c, sm_count, rows[0]), rows[1], first=first, scale=0.06)
-
-    def errors(c: MoeConstants, rows: Rows) -> Array:
-        return np.asarray(np.log(moe_seconds(c, sm_count, rows[0])) - np.log(rows[1]))
-
-    def part(mask: NDArray[np.bool_]) -> Rows:
-        return where(mask, shapes), where(mask, table["seconds"])
-
-    fitted, x = fit(rows)
-    held = np.empty(len(alphas))
+    law = Law(base, _priors(base, hardware), lambda c, rows: moe_seconds(c, sm_count, rows.shapes), scale=0.06)
+    fitted, x = law.fit(rows)
     layers = np.stack([table["hidden"], table["inter"], table["experts"]], 1)
     # A whole layer at a time: every row is predicted by constants that never saw its model.
-    for layer in np.unique(layers, axis=0):
-        own = (layers == layer).all(1)
-        held[own] = errors(fit(part(~own), x)[0], part(own))
-    every, every_alpha = read_table(path, 1.0)
-    few = every["tokens"] < CORE
-    small = where(few, moe_shapes(every, every_alpha, local_routing=local))
+    held = law.held_out(rows, ((layers == layer).all(1) for layer in np.unique(layers, axis=0)), x)
     # Whole layers held out are harsher than the rows of known layers; the interval serves both.
-    both = np.concatenate([held, errors(fitted, rows)])
+    both = np.concatenate([held, law.errors(fitted, rows)])
     reached = {
-        "bands": bands(np.tile(moe_flops(shapes), 2), both),
-        "bands_small": bands(moe_flops(small), errors(fitted, (small, every["seconds"][few]))),
-        "fit": record(path.name, errors(fitted, rows), held),
+        "bands": bands(np.tile(moe_flops(rows.shapes), 2), both),
+        "bands_small": bands(moe_flops(small.shapes), law.errors(fitted, small)),
+        "fit": record(path.name, law.errors(fitted, rows), held),
     }
     return fitted.model_copy(update=reached)

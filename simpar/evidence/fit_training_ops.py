@@ -16,9 +16,10 @@ from simpar.costs.compute import GemmShapes, gemm_seconds
 from simpar.costs.gemm_tiles import geometry
 from simpar.costs.kernels import SMALL_GEMM
 from simpar.evidence.fit_attention import unfitted
-from simpar.evidence.fit_gemm import Rows, errors, fit_rows
-from simpar.evidence.kernel_errors import bands, halves, interval, record, where
-from simpar.evidence.robust import Prior, fit_law
+from simpar.evidence.fit_gemm import Products, flops_of, law_of
+from simpar.evidence.kernel_errors import bands, halves, interval, record
+from simpar.evidence.kernel_law import Law, Rows
+from simpar.evidence.robust import Prior
 from simpar.evidence.training_ops import TrainingRow, gemm_rows, grouped_rows, sdp_rows
 from simpar.specs.kernel_constants import (
     AttentionConstants,
@@ -51,11 +52,11 @@ def _priors(parent: GemmConstants) -> list[Prior]:
     return found + [Prior(f"tile_efficiency.{i}", v, 0.1) for i, v in enumerate(parent.tile_efficiency)]
 
 
-def _rows(measured: list[TrainingRow], sm_count: float) -> Rows:
+def _rows(measured: list[TrainingRow], sm_count: float) -> Products:
     m, n, k = (np.array([getattr(r, name) for r in measured], dtype=float) for name in ("m", "n", "k"))
     out = np.array([r.output_bytes for r in measured])
     shapes = GemmShapes(m, n, k, output_bytes=float(out[0]))
-    return Rows(shapes, geometry("heuristic", sm_count, m, n, k), np.array([r.seconds for r in measured]))
+    return Products(shapes, np.array([r.seconds for r in measured]), geometry("heuristic", sm_count, m, n, k))
 
 
 def fit_machine(
@@ -67,26 +68,21 @@ def fit_machine(
         return None
     # The forward library's residual grid says nothing about these layouts.
     base = parent.model_copy(update={"library": LIBRARY, "mode": "sustained", "residual": ()})
-    priors = _priors(base)
-    rows = _rows(by["forward"] + by["dgrad"], sm_count)
-    fitted, _ = fit_rows(base, priors, rows, sm_count)
+    law, rows = law_of(base, _priors(base), sm_count), _rows(by["forward"] + by["dgrad"], sm_count)
+    fitted, _ = law.fit(rows)
     mask = halves(rows.shapes.m, rows.shapes.n, rows.shapes.k)
-    held = np.empty(len(rows.seconds))
-    for half in (mask, ~mask):
-        held[half] = errors(fit_rows(base, priors, where(~half, rows), sm_count)[0], where(half, rows), sm_count)
-    flops = 2.0 * rows.shapes.m * rows.shapes.n * rows.shapes.k
+    held = law.held_out(rows, (mask, ~mask))
     name = f"{path.name}:{machine}"
-    reached = {"bands": bands(flops, held), "fit": record(name, errors(fitted, rows, sm_count), held), "derived": ""}
+    reached = {"bands": bands(flops_of(rows), held), "fit": record(name, law.errors(fitted, rows), held), "derived": ""}
     fitted = fitted.model_copy(update=reached)
     factors: dict[str, float] = {}
     logs: list[Array] = []
     for direction, measured in by.items():
         if measured:
-            own = _rows(measured, sm_count)
-            log = errors(fitted, own, sm_count)
+            log = law.errors(fitted, _rows(measured, sm_count))
             factors[direction] = float(np.exp(-np.median(log)))
             logs.append(log - np.median(log))
-    scalar = float(np.exp(-np.median(errors(parent, rows, sm_count))))
+    scalar = float(np.exp(-np.median(law.errors(parent, rows))))
     directions = DirectionConstants(
         dgrad=factors.get("dgrad", 1.0) / factors["forward"],
         wgrad=factors.get("wgrad", 1.02 * factors["forward"]) / factors["forward"],
@@ -157,12 +153,9 @@ def fit_sdp(path: Path, machine: str, sm_count: float) -> tuple[AttentionConstan
         priors += [Prior(f"heads.{i}.sequence_overhead", 300.0, 0.6) for i in range(len(heads))]
         own = {"kernel": "cudnn", "library": LIBRARY, "mode": "sustained", "causal": True, "direction": direction}
         base = AttentionConstants(**own, heads=unfitted(np.array(heads)))
-
-        def priced(c: AttentionConstants, shapes: AttentionShapes = shapes) -> Array:
-            return attention_seconds(c, sm_count, shapes)
-
-        fitted, _ = fit_law(base, priors, priced, seconds)
-        logs = np.log(priced(fitted)) - np.log(seconds)
+        law, rows = Law(base, priors, lambda c, rows: attention_seconds(c, sm_count, rows.shapes)), Rows(shapes, seconds)
+        fitted, _ = law.fit(rows)
+        logs = law.errors(fitted, rows)
         reached = {"fit": record(f"{path.name}:{machine}", logs, logs), "bands": (interval(logs),)}
         found.append(fitted.model_copy(update=reached))
     return tuple(found)

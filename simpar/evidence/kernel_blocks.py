@@ -16,25 +16,26 @@ from simpar.costs.compute import GemmShapes
 from simpar.costs.kernel_choice import pick_attention
 from simpar.costs.kernel_points import band_arrays
 from simpar.costs.kernels import KernelModel
+from simpar.evidence.kernel_law import where
 from simpar.evidence.kernel_tables import (
-    MICRO,
-    alpha_of,
+    SIZES,
+    Table,
     attention_name,
     column_source,
     columns,
+    core,
     gemm_name,
+    measured_rows,
     moe_name,
     profile_of,
     read_rows,
     time_columns,
-    usable,
 )
 from simpar.evidence.moe import moe_flops, moe_seconds, moe_shapes
 from simpar.specs.kernel_constants import AttentionConstants, GemmConstants, MoeConstants
 from simpar.statistics import Comparison
 
 Array = NDArray[np.float64]
-CORE: Final = {"gemm": 512, "attention": 1024, "moe": 512}
 _FAR: Final = 0.1
 """Extra log half width where another library's constants price a column."""
 
@@ -79,18 +80,18 @@ class Block:
         return len(self.measured)
 
     @classmethod
-    def unpriced(cls, what: Named, table: dict[str, Array], names: tuple[str, ...], time: str, ok: NDArray[np.bool_]) -> Block:
-        """The rows `ok` of a table, whose sizes are the columns `names` and whose microseconds the column `time`."""
-        count = int(ok.sum())
+    def unpriced(cls, what: Named, names: tuple[str, ...], rows: Table) -> Block:
+        """The `measured_rows` of a table, which the columns `names` identify."""
+        count = len(rows["seconds"])
         nothing, zero = np.full(count, np.nan), np.zeros(count)
-        shape, lines = {name: table[name][ok] for name in names}, np.flatnonzero(ok).astype(np.int64) + 2
-        return cls(*what, shape, lines, table[time][ok] * MICRO, nothing, nothing, nothing, zero, zero.astype(bool))
+        shape, lines = {name: rows[name] for name in names}, rows["line"].astype(np.int64)
+        return cls(*what, shape, lines, rows["seconds"], nothing, nothing, nothing, zero, zero.astype(bool))
 
-    def priced(self, c: Constants, own: bool, seconds: Priced, flops: Array, core: NDArray[np.bool_]) -> Block:
+    def priced(self, c: Constants, own: bool, seconds: Priced, flops: Array, inside: NDArray[np.bool_]) -> Block:
         """The block with seconds and their ends, by `c`, which is its `own` library's or another's."""
         predicted, low, high = seconds
         constants = f"{c.library}/{c.mode}" if own else "default"
-        return replace(self, constants=constants, predicted=predicted, low=low, high=high, flops=flops, core=core)
+        return replace(self, constants=constants, predicted=predicted, low=low, high=high, flops=flops, core=inside)
 
     @property
     def key(self) -> dict[str, str]:
@@ -100,13 +101,15 @@ class Block:
     def rows(self) -> Iterator[dict[str, Any]]:
         """The rows of `simpar validate --json`."""
         for i, line in enumerate(self.lines.tolist()):
-            seconds = (float(self.predicted[i]), float(self.low[i]), float(self.high[i]))
-            priced = np.isfinite(seconds[0])
             columns = {name: int(values[i]) for name, values in self.shape.items()}
             group = {**self.key, **columns, **{name: values[i] for name, values in self.labels.items()}}
-            skipped = "" if priced else self.skipped or "not priced"
-            ends = seconds if priced else (None, None, None)
-            yield Comparison(f"{self.table}:{line}", "time_s", float(self.measured[i]), *ends, group, skipped).as_json()
+            name, measured = f"{self.table}:{line}", float(self.measured[i])
+            if np.isfinite(self.predicted[i]):
+                ends = float(self.low[i]), float(self.high[i])
+                yield Comparison(name, "time_s", measured, float(self.predicted[i]), *ends, group).as_json()
+            else:
+                why = self.skipped or "not priced"
+                yield Comparison(name, "time_s", measured, None, group=group, skipped=why).as_json()
 
 
 @lru_cache(maxsize=64)
@@ -119,13 +122,14 @@ def kernel_model(gpu: str, library: str | None, sustained: bool) -> KernelModel 
 def gemm_blocks(path: Path) -> list[Block]:
     """One block per time column of `gemm_{gpu}_{dtype}.csv`."""
     gpu, dtype = gemm_name(path)
-    names = ("m", "n", "k")
+    names = SIZES["gemm"]
     table = columns(path, names)
     found = []
     for column in time_columns(table):
         source = column_source(gpu, dtype, column)
         what = (f"{path.name}:{column}", "gemm", gpu, source.dtype)
-        block = Block.unpriced(what, table, names, column, usable(table, names, column))
+        rows = measured_rows("gemm", table, column)
+        block = Block.unpriced(what, names, rows)
         model = kernel_model(gpu, source.library, source.mode == "sustained")
         if model is None:
             found.append(replace(block, skipped=f"no hardware profile for {gpu}"))
@@ -135,8 +139,7 @@ def gemm_blocks(path: Path) -> list[Block]:
         seconds, low, high = model.gemm_array(GemmShapes(m, n, k, quantize=source.quantized), source.dtype)
         own = c.library == source.library
         far = 1.0 if own else np.exp(_FAR)
-        core = (m >= CORE["gemm"]) & (n >= CORE["gemm"]) & (k >= CORE["gemm"])
-        found.append(block.priced(c, own, (seconds, low / far, high * far), 2.0 * m * n * k, core))
+        found.append(block.priced(c, own, (seconds, low / far, high * far), 2.0 * m * n * k, core(rows)))
     return found
 
 
@@ -144,21 +147,23 @@ def _own_attention(model: KernelModel, kernel: str, library: str, *, causal: boo
     sets = model.resolved.constants.attention
     named = [a for a in sets if a.library == library and a.kernel == kernel and a.causal == causal]
     order = (kernel, "fa2", "fa3", "trtllm-gen", "cudnn")
-    how = {"causal": causal, "head_dim": int(head_dim), "sustained": "sustained" in library}
-    return named[0] if named else pick_attention(sets, order, direction="forward", **how)
+    if named:
+        return named[0]
+    at, sustained = int(head_dim), "sustained" in library
+    return pick_attention(sets, order, causal=causal, head_dim=at, direction="forward", sustained=sustained)
 
 
 def attention_blocks(path: Path) -> list[Block]:
     """One block for `attention_[full_]{gpu}_{kernel}_{library}.csv`, with its write of the serving cache."""
     gpu, kernel, library = attention_name(path)
-    names = ("b", "s", "h", "kv", "d")
-    table = columns(path, (*names, "causal", "us"))
+    names = (*SIZES["attention"], "causal")
+    every = measured_rows("attention", columns(path, (*names, "us")))
     found = []
     for causal in (True, False):
-        ok = usable(table, names, "us") & (table["causal"] == causal)
-        if not ok.any():
+        rows = where(every["causal"] == causal, every)
+        if not len(rows["seconds"]):
             continue
-        block = Block.unpriced((path.name, "attention", gpu, "bf16"), table, (*names, "causal"), "us", ok)
+        block = Block.unpriced((path.name, "attention", gpu, "bf16"), names, rows)
         model = kernel_model(gpu, None, "sustained" in library)
         head_dim = float(np.median(block.shape["d"]))
         c = None if model is None else _own_attention(model, kernel, library, causal=causal, head_dim=head_dim)
@@ -167,15 +172,15 @@ def attention_blocks(path: Path) -> list[Block]:
             found.append(replace(block, skipped=why))
             continue
         a = AttentionShapes.of(block.shape)
-        flops, core = attention_flops(a, causal=causal), block.shape["s"] >= CORE["attention"]
-        own = c.library == library
-        found.append(block.priced(c, own, _banded(c, attention_seconds(c, model.sm_count, a), core, flops,
-                                                  model.resolved.spread if own else _FAR), flops, core))  # fmt: skip
+        flops, own = attention_flops(a, causal=causal), c.library == library
+        spread = model.resolved.spread if own else _FAR
+        seconds = _banded(c, attention_seconds(c, model.sm_count, a), core(rows), flops, spread)
+        found.append(block.priced(c, own, seconds, flops, core(rows)))
     return found
 
 
-def _banded(c: Constants, seconds: Array, core: NDArray[np.bool_], flops: Array, spread: float) -> Priced:
-    low, high = band_arrays(c.bands, c.bands_small, core, flops, spread)
+def _banded(c: Constants, seconds: Array, inside: NDArray[np.bool_], flops: Array, spread: float) -> Priced:
+    low, high = band_arrays(c.bands, c.bands_small, inside, flops, spread)
     return seconds, seconds * low, seconds * high
 
 
@@ -188,19 +193,17 @@ def _own_moe(sets: tuple[MoeConstants, ...], library: str, dtype: str) -> MoeCon
 def moe_blocks(path: Path) -> list[Block]:
     """One block for `moe_{gpu}_{dtype}_{library}.csv`."""
     gpu, dtype, library = moe_name(path)
-    names = ("tokens", "hidden", "inter", "topk", "experts", "tp", "ep")
-    table = columns(path, (*names, "dist", "us"))
-    distribution = [row["dist"] for row in read_rows(path)]
-    alphas = np.array([alpha_of(text) for text in distribution])
-    ok = usable(table, names, "us") & np.isfinite(alphas)
-    block = Block.unpriced((path.name, "moe", gpu, dtype), table, names, "us", ok)
+    names = SIZES["moe"]
+    rows = measured_rows("moe", columns(path, (*names, "dist", "us")))
+    block = Block.unpriced((path.name, "moe", gpu, dtype), names, rows)
     model = kernel_model(gpu, None, "sustained" in library)
     c = None if model is None else _own_moe(model.resolved.constants.moe, library, dtype)
     if model is None or c is None:
         return [replace(block, skipped=f"no hardware profile for {gpu}" if model is None else f"no expert constants for {gpu}")]
-    shapes = moe_shapes(block.shape, alphas[ok], local_routing=c.local_routing)
-    flops, core = moe_flops(shapes), block.shape["tokens"] >= CORE["moe"]
-    own = c.library == library and c.dtype == dtype
-    seconds = _banded(c, moe_seconds(c, model.sm_count, shapes), core, flops, model.resolved.spread if own else 2 * _FAR)
-    labels = {"dist": [text for text, keep in zip(distribution, ok, strict=True) if keep]}
-    return [replace(block.priced(c, own, seconds, flops, core), labels=labels)]
+    shapes = moe_shapes(rows, rows["alpha"], local_routing=c.local_routing)
+    flops, own = moe_flops(shapes), c.library == library and c.dtype == dtype
+    spread = model.resolved.spread if own else 2 * _FAR
+    seconds = _banded(c, moe_seconds(c, model.sm_count, shapes), core(rows), flops, spread)
+    texts = [row["dist"] for row in read_rows(path)]
+    labels = {"dist": [texts[line - 2] for line in block.lines.tolist()]}
+    return [replace(block.priced(c, own, seconds, flops, core(rows)), labels=labels)]

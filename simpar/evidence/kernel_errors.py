@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass, replace
-from typing import Any, TypeVar, cast
-
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.specs.kernel_constants import Band, FitRecord
 
 Array = NDArray[np.float64]
-T = TypeVar("T")
 EDGES = (0.0, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13)
 """FLOPs at which the interval changes."""
 FEWEST = 60
 """Rows that an interval of its own needs."""
-
-
-def where(mask: NDArray[np.bool_], values: T) -> T:
-    """`values`, a table or a dataclass of arrays [rows, ...], at the rows of `mask`; what is not by rows stays."""
-    found: Any = values
-    if isinstance(values, np.ndarray):
-        found = values[mask] if values.shape[:1] == mask.shape else values
-    elif isinstance(values, dict):
-        found = {name: where(mask, value) for name, value in values.items()}
-    elif is_dataclass(values) and not isinstance(values, type):
-        found = replace(values, **{f.name: where(mask, getattr(values, f.name)) for f in fields(values)})
-    return cast(T, found)
 
 
 def halves(*keys: Array) -> NDArray[np.bool_]:

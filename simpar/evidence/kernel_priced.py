@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ class PricedRow:
     seconds: float
     price: Price
     flops: float = 0.0
-    shape: dict[str, float] = field(default_factory=dict)
+    shape: Mapping[str, float] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
 
 

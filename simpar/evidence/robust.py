@@ -1,6 +1,6 @@
 """Robust least squares with priors, by scipy: outliers count linearly, a prior settles what the data do not determine.
 
-Kernel laws have parameters with a Gaussian prior each, some as logarithms (`fit_law`), collective laws positive ones that move in
+Kernel laws have parameters with a Gaussian prior each, some as logarithms (`soft_l1`), collective laws positive ones that move in
 logarithms (`minimise`). Both minimise sum(weight * rho(residual)) plus the priors, rho quadratic below a scale and linear above, as
 plain least squares over sign(r) sqrt(2 rho(r)).
 """
@@ -8,9 +8,9 @@ plain least squares over sign(r) sqrt(2 rho(r)).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,11 +61,6 @@ class Prior:
     log: bool = True
 
 
-Constants = TypeVar("Constants", bound=Spec)
-CLIPPED: Final = {"overlap_power": (0.5, 20.0), "reread": (0.0, 1.5), "remote_share": (0.0, np.inf)}
-"""Ends of constants that a step of the fit may not leave."""
-
-
 def nested(model: Any, values: Mapping[str, float]) -> Any:
     """`model` with what stands at the dotted paths of `values` replaced (no validation: the fit keeps the bounds)."""
     by_head: dict[str, dict[str, float]] = defaultdict(dict)
@@ -80,37 +75,6 @@ def nested(model: Any, values: Mapping[str, float]) -> Any:
     if isinstance(model, tuple):
         return tuple(own.get(str(i), value) for i, value in enumerate(model))
     return {**model, **own} if isinstance(model, dict) else model.model_copy(update=own)
-
-
-def _at(base: Constants, priors: Sequence[Prior], x: Array) -> Constants:
-    values = {p.path: float(np.exp(v)) if p.log else float(v) for p, v in zip(priors, x, strict=True)}
-    values |= {path: min(max(values[path], low), high) for path, (low, high) in CLIPPED.items() if path in values}
-    return cast(Constants, nested(base, values))
-
-
-def fit_law(
-    base: Constants,
-    priors: Sequence[Prior],
-    seconds_of: Callable[[Constants], Array],
-    measured: Array,
-    *,
-    first: Array | None = None,
-    scale: float = 0.04,
-) -> tuple[Constants, Array]:
-    """`base` with the constants that bring `seconds_of` [rows] closest to the `measured` seconds, and their parameters.
-
-    Args:
-        first: parameters to start at; none = the priors' means.
-        scale: error at which the loss turns linear.
-    """
-    mean = np.array([np.log(p.mean) if p.log else p.mean for p in priors])
-    sigma = np.array([p.sigma for p in priors])
-
-    def predict(x: Array) -> Array:
-        return np.asarray(np.log(seconds_of(_at(base, priors, x))))
-
-    x = soft_l1(predict, np.log(measured), mean if first is None else first, mean, sigma, scale=scale)
-    return _at(base, priors, x), x
 
 
 def _rooted(residuals: Array, weights: Array, scale: float) -> Array:
