@@ -134,28 +134,24 @@ def _chart_price(model: KernelModel, row: attention_charts.ChartRow, s: int) -> 
 
 def published_blocks(path: Path) -> list[Block]:
     """Kernels that others measured, with their source: one block per GPU and kernel, or per dtype of products."""
-    groups: dict[tuple[str, ...], list[PricedRow]] = {}
-    sources: dict[tuple[str, ...], list[str]] = {}
+    groups: dict[tuple[str, str, str, str], list[PricedRow]] = defaultdict(list)
     for line, row in enumerate(read_rows(path), 2):
         model = kernel_model(row["gpu"], None, False)
         if model is None:
             continue
+        sizes: dict[str, float]
         if "kernel" in row:
             b, h, kv, s, d = (int(row[name]) for name in ("b", "h", "kv", "s", "d"))
             causal, backward = row["causal"] == "1", row["direction"] == "backward"
             price = model.attention(AttentionWork(b, s, s, h, kv, d, d, causal, backward, row["kernel"], "bf16"))
-            sizes: dict[str, float] = {"b": b, "h": h, "kv": kv, "s": s, "d": d, "causal": float(causal)}
+            sizes = {"b": b, "h": h, "kv": kv, "s": s, "d": d, "causal": causal}
             key, flops = (row["kernel"], row["gpu"], "bf16", row["direction"]), 4.0 * b * h * d * s * s * (0.5 if causal else 1.0)
         else:
             m, n, k = (int(row[name]) for name in ("m", "n", "k"))
             price = model.gemm(Gemm(m, n, k, dtype=row["dtype"]), 1)
             key, flops, sizes = ("gemm", row["gpu"], row["dtype"], "forward"), 2.0 * m * n * k, {"m": m, "n": n, "k": k}
-        groups.setdefault(key, []).append((line, float(row["us"]) * MICRO, price, flops, sizes))
-        sources.setdefault(key, []).append(row["source"])
-    return [
-        _block((path.name, kernel, gpu, dtype), direction, rows, {"source": sources[kernel, gpu, dtype, direction]})
-        for (kernel, gpu, dtype, direction), rows in groups.items()
-    ]
+        groups[key].append(PricedRow(line, float(row["us"]) * MICRO, price, flops, sizes, {"source": row["source"]}))
+    return [_block((path.name, kernel, gpu, dtype), direction, rows) for (kernel, gpu, dtype, direction), rows in groups.items()]
 
 
 def memory_blocks(path: Path) -> list[Block]:
