@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.graph.attention_kernels import score_parts
 from simpar.graph.differentiate import kept, needs_input_gradient
 from simpar.graph.kernel_types import Kept, Kernel
 from simpar.graph.kernels import kernels, product_of
@@ -273,11 +274,12 @@ class LocalLayer:
         return found
 
     def scores_bytes(self, kernel: Kernel) -> float:
-        """Bytes of the 16-bit score matrix that an attention keeps; 0 = it keeps none."""
+        """Bytes of the softmax's output that an attention keeps; 0 = it keeps none."""
         node = kernel.node
         if not isinstance(node, Attention) or self.options.kernels.beyond(self.layer.size(node.head_dim)) != "unfused":
             return 0.0
-        return self.shards.local((node.batch, node.heads, node.queries), "tensor") * self.layer.size(node.keys) * self.element
+        scores = self.shards.local((node.batch, node.heads, node.queries), "tensor") * self.layer.size(node.keys)
+        return scores * score_parts(self.options.kernels)[0]
 
     def deferred(self) -> float:
         """What weight gradients need: input and output gradient of every matmul, each tensor once (fp8 matmuls: both in fp8)."""
