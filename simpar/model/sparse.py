@@ -61,6 +61,9 @@ class DeepseekV4(Decoder):
     def layer_type(self, i: int) -> str:
         return self.ratios[4] if i >= 2 and i % 2 else self.ratios[128]
 
+    def is_expert_layer(self, i: int) -> bool:
+        return True
+
     def shared_width(self, width: int) -> int:
         """One shared expert, whatever `n_shared_experts` says."""
         return width
