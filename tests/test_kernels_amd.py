@@ -46,6 +46,16 @@ def test_prices_agree_with_published_kernels(key: tuple[str, str, str]) -> None:
     assert np.mean((block.low <= block.measured) & (block.measured <= block.high)) > 0.8
 
 
+def test_products_agree_with_published_ones() -> None:
+    """AITER's shapes on an MI355X; the MI350X reaches four fifths of it (hipBLASLt, HipKittens; torch.matmul on another board)."""
+    blocks = {(b.gpu, b.dtype): b for b in published_blocks(TABLE.with_name("published_gemm.csv.gz"))}
+    for key, most in ((("mi355x", "bf16"), 0.08), (("mi350x", "bf16"), 0.13), (("mi355x", "fp8"), 0.16), (("mi350x", "fp8"), 0.16)):
+        block = blocks[key]
+        assert np.median(np.abs(block.predicted / block.measured - 1.0)) < most
+    large = {gpu: np.median((b.predicted / b.measured)[b.flops > 1e11]) for (gpu, _), b in blocks.items() if gpu != "mi300x"}
+    assert all(0.85 < value < 1.15 for value in large.values()), large
+
+
 def test_the_table_holds_what_its_readers_take() -> None:
     rows = list(csv.DictReader(io.StringIO(gzip.decompress(Path(TABLE).read_bytes()).decode())))
     assert {row["kernel"] for row in rows} == {"aiter", "aotriton", "fa2"}
