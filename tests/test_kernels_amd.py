@@ -28,7 +28,7 @@ BLOCKS = {(b.gpu, b.op, b.constants): b for b in published_blocks(TABLE)}
         ("torchtitan", "2025-08", "aotriton"), ("torchtitan", "2025-10", "aotriton0.11"), ("torchtitan", "2026-08", "flex"),
         ("plain", "2024-02", "unfused"), ("plain", "2024-04", "aotriton"), ("torchtune", "2026-01", "aotriton0.11"),
         ("nanotron", "2025-10", "fa2"), ("transformers", "2025-07", "fa2"), ("transformers", "2025-09", "aotriton"),
-        ("torch-te", "2024-10", "fa2"), ("torch-te", "2025-06", "aiter"), ("megatron-core", "2025-05", "fa2"),
+        ("torch-te", "2024-10", "fa2"), ("torch-te", "2025-05", "aiter"), ("megatron-core", "2025-04", "fa2"),
         ("megatron-core", "2026-02", "aiter"), ("megatron-core", "2021-01", "unfused"),
     ],
 )  # fmt: skip
