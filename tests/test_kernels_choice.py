@@ -14,7 +14,7 @@ from simpar.costs.kernel_choice import FITTED_ON, band_at, fitted, resolve, wide
 from simpar.costs.kernels import KernelModel
 from simpar.costs.price import Provenance
 from simpar.errors import InputError
-from simpar.evidence.kernel_toml import dump
+from simpar.evidence.fit_kernels import dump
 from simpar.parallel.local_layer import sdpa_kernel
 from simpar.parallel.work import AttentionWork, Gemm
 from simpar.specs.base import read_toml, validate

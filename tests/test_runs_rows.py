@@ -139,8 +139,9 @@ def test_bandwidth_in_words(text: str, gigabits: float | None) -> None:
         ({"layers": None, "model_name": "ours"}, "dimensions not stated: layers"),
         ({"layers": None, "hidden": 2048}, "dimensions not stated: layers"),
         ({"seq_len": None}, "sequence length not stated"),
-        ({"arch": "diffusion transformer"}, "not a decoder of text"),
-        ({"arch": "encoder (BERT)"}, "not a decoder of text"),
+        ({"arch": "diffusion transformer"}, "not a transformer of text"),
+        ({"arch": "encoder-decoder (T5)"}, "not a transformer of text"),
+        ({"arch": "vision encoder"}, "not a transformer of text"),
         ({"global_batch": None}, "global batch not stated"),
         ({"gpu": "MI300", "gpu_mem_gb": 128, "gpus_per_node": 4}, "no hardware profile for GPU 'MI300'"),
         ({"global_batch": 100}, "not a multiple"),
@@ -465,6 +466,23 @@ def test_a_step_time_from_flops_alone(words: str, attention: float) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "month", "attention"),
+    [
+        ("Megatron-LM", "2024-06", 1.0), ("Megatron-LM's log", "2025-03", 1.0), ("Megatron-Bridge", "2025-04", 0.5),
+        ("Megatron-LM", "2023-10", None), ("NeMo", "2025-07", None), ("Megatron-LM, non-causal", "2025-07", 1.0),
+    ],
+)  # fmt: skip
+def test_a_log_counts_what_its_framework_did_then(words: str, month: str, attention: float | None) -> None:
+    run = run_of(row(step_time_s=None, tflops_per_gpu=400.0, tflops_def=words, framework_version=month))
+    if attention is None:
+        assert run.skipped.startswith("nothing measured: TFLOP/s or MFU alone")
+        return
+    products = 32 * (4096 * (4096 + 1024) * 2 + 3 * 4096 * 14336) + 4096 * 128256
+    per_token = 6 * products + 3 * 4 * 32 * 4096 * 8192 * attention
+    assert run.measured.step_time_s == pytest.approx(128 * 8192 * per_token / (64 * 400e12), rel=1e-3)
+
+
+@pytest.mark.parametrize(
     ("words", "recompute", "attention", "passes"),
     [
         ("hardware FLOPs", "full", 1.0, 4), ("HFU, causal", "full", 0.5, 4), ("hardware FLOPs", "none", 1.0, 3),
@@ -545,6 +563,8 @@ def test_memory_kinds(kind: str | None, expected: str, first: bool) -> None:
         ({"global_batch": None, "step_time_s": None, "samples_per_s": 9.0, "pp": 1, "vpp": 1, "dp": 32}, "one micro-batch of 1"),
         ({"micro_batch": None, "framework": "torchtitan", "framework_version": "2025-02"}, "not stated: local batch / pp"),
         ({"heads": None}, "heads not stated: 32"),
+        ({"tp": None, "pp": None, "dp": None, "vpp": None, "n_gpus": 1}, "tp, pp, dp 1, as there is one GPU"),
+        ({"tp": None, "pp": None, "vpp": None, "dp": 64}, "layout not stated: tp, pp 1, as the others take all GPUs"),
         ({"layers": None, "hidden": None, "heads": None}, "those of llama3.1-8b"),
         ({"framework": "Alpa", "framework_version": None}, "framework 'Alpa': as maxtext"),
         ({"precision": "int3"}, "precision 'int3' unknown"),
@@ -624,7 +644,7 @@ def test_frameworks_of_fine_tuning_have_rows_of_their_own(stated: str, name: str
         ("axolotl", "transformers"), ("unsloth", "transformers"), ("LLaMA-Factory", "transformers"), ("PEFT", "transformers"),
         ("verl", "torch-fsdp"), ("OpenRLHF", "deepspeed"), ("torch DDP", "plain"),
         ("EleutherAI NeoX", "megatron-deepspeed"), ("LLaMA Factory", "transformers"), ("LMFlow", "deepspeed"),
-        ("ms-swift 3.1", "transformers"), ("Oumi", "transformers"), ("QLoRA (bitsandbytes)", "transformers"),
+        ("ms-swift 3.1", "swift"), ("Oumi", "transformers"), ("QLoRA (bitsandbytes)", "transformers"),
         ("llama-recipes", "torch-fsdp"), ("mistral-finetune", "torch-fsdp"), ("open_lm", "torch-fsdp"),
         ("ArcticTraining", "deepspeed"), ("Lit-LLaMA", "lit-gpt"), ("Stanford Alpaca", "transformers"),
     ],
@@ -632,7 +652,7 @@ def test_frameworks_of_fine_tuning_have_rows_of_their_own(stated: str, name: str
 def test_other_frameworks_take_the_nearest_and_say_so(stated: str, name: str) -> None:
     found, notes = framework_of({"framework": stated})
     assert found == name
-    known = stated.lower() in ("maxtext", "colossal-ai", "megatron-deepspeed")
+    known = stated.lower() in ("maxtext", "colossal-ai", "megatron-deepspeed", "ms-swift 3.1")
     assert known == (notes == [])
 
 
@@ -896,8 +916,9 @@ def test_a_rate_of_a_pipeline_without_a_batch_fills_the_pipeline() -> None:
 
 @pytest.mark.parametrize(
     ("name", "layers"),
-    [("Nemotron_3_Nano", 52), ("NVIDIA Nemotron-H-56B", 118), ("DeepSeekV4 Flash", 43), ("Qwen3-Next-80B-A3B", 48)],
-)
+    [("Nemotron_3_Nano", 52), ("NVIDIA Nemotron-H-56B", 118), ("DeepSeekV4 Flash", 43), ("Qwen3-Next-80B-A3B", 48),
+     ("Qwen3.5-35B-A3B", 40)],
+)  # fmt: skip
 def test_layers_that_are_not_alike_are_those_of_the_shipped_model(name: str, layers: int) -> None:
     sizes = dict.fromkeys(("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab", "vpp"))
     run = run_of(row(arch="hybrid mamba2/attention", model_name=name, pp=1, dp=32, **sizes))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from simpar.evidence.row_adapters import adapted
+from simpar.specs.framework_policies import Conventions
 from simpar.specs.framework_releases import NEWEST, Month, month_of
 from simpar.specs.framework_rows import FRAMEWORKS
 from simpar.specs.hardware import load_hardware
@@ -40,6 +41,7 @@ FRAMEWORK_PATTERNS: Final = (
     (r"colossal", "colossal-ai"),
     (r"deepspeed", "deepspeed"),
     (r"\btrl\b", "trl"),
+    (r"\bms-?swift\b|^swift\b", "swift"),
     (r"accelerate\b|axolotl|llama[- ]?factory|hf trainer|^(?!.*fsdp).*transformers", "transformers"),
     (r"fms-fsdp", "torch-fsdp"),
     (r"lit[- ]?(gpt|llama)", "lit-gpt"),
@@ -75,7 +77,7 @@ NEAREST: Final = (
         "it drives torch's own data parallelism",
     ),
     (
-        r"unsloth|hugging ?face|\bhf\b|(?<!\bown )(?<!\bcustom )trainer|peft|fastchat|\bswift\b|\boumi\b|"
+        r"unsloth|hugging ?face|\bhf\b|(?<!\bown )(?<!\bcustom )trainer|peft|fastchat|\boumi\b|"
         r"stanford alpaca|^qlora\b",
         "transformers",
         "it drives the Trainer of transformers",
@@ -90,7 +92,7 @@ _STAND_INS: Final = re.compile(
 )
 """Names of FRAMEWORK_PATTERNS that share another framework's rows."""
 
-_DRIVERS: Final = (None, "transformers", "trl", "torch-fsdp")
+_DRIVERS: Final = (None, "transformers", "trl", "swift", "torch-fsdp")
 """Frameworks that hand the step to whatever shards the states."""
 
 _MLPERF_ROUNDS: Final[dict[str, Month]] = {
@@ -284,3 +286,10 @@ def attention_of(row: Row, usual: str = "", month: Month = NEWEST) -> str:
     if dates and usual == "unfused":
         return next(kernel for since, kernel in reversed(dates) if month >= since)
     return "unfused" if row.get("flash_attention") is False else "auto"
+
+
+def dropout_of(row: Row, conventions: Conventions) -> float | None:
+    """As stated; none where the model's own code runs, which has what its file states; else the framework's."""
+    if row.get("dropout") is not None:
+        return float(row["dropout"])
+    return None if conventions.model_dropout else conventions.dropout

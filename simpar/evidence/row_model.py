@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from simpar.evidence.row_encoder import encoder_of, encodes
 from simpar.evidence.row_machine import CannotExpress
 from simpar.specs.architecture import ArchitectureSpec
 from simpar.specs.models_io import load_model, model_names
@@ -15,17 +16,17 @@ Row = Mapping[str, Any]
 GPT2_VOCAB: Final = 50257
 LLAMA_VOCAB: Final = 32000
 
+_GPT2: Final = {"gated_mlp": False, "norm": "layernorm", "attention_bias": True, "attention_out_bias": True, "mlp_bias": True}
 MLP: Final[dict[str, dict[str, Any]]] = {
     "swiglu": {"gated_mlp": True, "activation": "silu", "norm": "rmsnorm"},
     "geglu": {"gated_mlp": True, "activation": "gelu", "norm": "rmsnorm"},
     "squared_relu": {"gated_mlp": False, "activation": "squared_relu", "norm": "layernorm"},
-    "gelu": {
-        "gated_mlp": False, "activation": "gelu", "norm": "layernorm",
-        "attention_bias": True, "attention_out_bias": True, "mlp_bias": True,
-    },
+    "gelu": {**_GPT2, "activation": "gelu"},
+    "gelu_new": {**_GPT2, "activation": "gelu_new"},
     "relu": {"gated_mlp": False, "activation": "relu", "norm": "layernorm", "mlp_bias": True},
 }  # fmt: skip
-"""First word of mlp_type -> what goes with it in the published models of that kind."""
+"""First word of mlp_type -> what goes with it in the published models of that kind; gelu_new: written out in elementary kernels."""
+_OF_GPT2: Final = ("gelu", "gelu_new")
 
 _FAMILIES: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     (r"qwen-?(1\.5|2)", {"attention_bias": True}),
@@ -38,6 +39,11 @@ _FAMILIES: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
 
 _POSITIONS: Final = (("nope", "none"), ("absolute", "learned"))
 """Other words for positions."""
+
+_OTHER: Final = re.compile(
+    r"diffusion|\bdit\b|unet|\bcnn\b|resnet|dlrm|encoder|\bbert\b|\bt5\b|\bvlm\b|\bvision\b|\bvit\b", re.IGNORECASE
+)
+"""In arch: what columns cannot describe, or not as text."""
 
 HYBRID: Final = re.compile(r"hybrid|mamba|rwkv|state.space|\bssm\b", re.IGNORECASE)
 """In arch: layers that columns cannot describe."""
@@ -53,9 +59,10 @@ def model_of(row: Row) -> tuple[dict[str, Any], list[str]]:
     """
     arch = str(row.get("arch") or "dense")
     if HYBRID.search(arch):
-        raise CannotExpress("a hybrid that no shipped model of its name and size describes (`simpar models list`)")
-    if re.search(r"diffusion|\bdit\b|unet|\bcnn\b|resnet|dlrm|encoder|\bbert\b|\bt5\b|\bvlm\b", arch, re.IGNORECASE):
-        raise CannotExpress(f"not a decoder of text: {arch}")
+        raise CannotExpress("a hybrid that no shipped model of its name and size describes (`simpar models`)")
+    text_encoder = encodes(row)
+    if not text_encoder and _OTHER.search(arch):
+        raise CannotExpress(f"not a transformer of text: {arch}")
     notes: list[str] = []
     needed = [k for k in ("layers", "hidden", "heads") if not row.get(k)]
     if not row.get("ffn") and not row.get("moe_ffn"):
@@ -64,6 +71,8 @@ def model_of(row: Row) -> tuple[dict[str, Any], list[str]]:
         raise CannotExpress(f"model dimensions not stated: {', '.join(needed)}")
     if not row.get("seq_len"):
         raise CannotExpress("sequence length not stated")
+    if text_encoder:
+        return encoder_of(row), ["an encoder of text: BERT's layers"]
     heads = int(row["heads"])
     if not re.search(r"swiglu|silu|geglu|relu|gelu", _mlp_text(row)):
         notes.append(f"feed-forward {row['mlp_type']!r} unknown: swiglu")
@@ -78,7 +87,7 @@ def model_of(row: Row) -> tuple[dict[str, Any], list[str]]:
         "intermediate_size": int(row.get("dense_ffn") or row.get("ffn") or row["moe_ffn"]),
         "vocab_size": _vocab(row, notes),
         "max_position_embeddings": int(row["seq_len"]),
-        "tie_word_embeddings": bool(row.get("tied_embeddings", _style(row) == "gelu")),
+        "tie_word_embeddings": bool(row.get("tied_embeddings", _style(row) in _OF_GPT2)),
         **MLP[_style(row)],
         **_position(row),
     }
@@ -102,7 +111,8 @@ def model_of(row: Row) -> tuple[dict[str, Any], list[str]]:
 
 
 def _style(row: Row) -> str:
-    words = re.findall(r"swiglu|geglu|squared_relu|gelu|relu", re.sub(r"relu\^?2|squared relu", "squared_relu", _mlp_text(row)))
+    text = re.sub(r"relu\^?2|squared relu", "squared_relu", _mlp_text(row))
+    words = re.findall(r"swiglu|geglu|squared_relu|gelu_new|gelu|relu", text)
     return words[0] if words else "swiglu"
 
 
@@ -115,13 +125,13 @@ def _position(row: Row) -> dict[str, Any]:
     for word, position in (*((word, word) for word in ("rope", "learned", "alibi", "relative", "none")), *_POSITIONS):
         if stated.startswith(word):
             return {"position": position}
-    return {"position": "learned" if _style(row) == "gelu" else "rope"}
+    return {"position": "learned" if _style(row) in _OF_GPT2 else "rope"}
 
 
 def _vocab(row: Row, notes: list[str]) -> int:
     vocab = row.get("vocab")
     if not vocab:
-        vocab = GPT2_VOCAB if _style(row) == "gelu" else LLAMA_VOCAB
+        vocab = GPT2_VOCAB if _style(row) in _OF_GPT2 else LLAMA_VOCAB
         notes.append(f"vocabulary not stated: {vocab}")
     return int(vocab)
 

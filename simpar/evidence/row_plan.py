@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from simpar.evidence.row_adapters import adapted, adapters_of
 from simpar.evidence.row_complete import MOST_MICRO_BATCHES, RATE_ALONE
-from simpar.evidence.row_framework import OFF, attention_of, narrow_modules, stated_precision, tunes
+from simpar.evidence.row_framework import OFF, attention_of, dropout_of, narrow_modules, stated_precision, tunes
 from simpar.evidence.row_machine import CannotExpress
 from simpar.evidence.row_model import HYBRID
 from simpar.evidence.row_recompute import recompute_of
@@ -67,7 +67,7 @@ LOSSES: Final = (
     (r"fused linear cross.entropy|\blinear cross.entropy", "linear"),
     (rf"cross.entropy fusion on|\bfoak\b|unsloth|{_SAID}fused cross.entropy|\bxentropy\b", "fused"),
     (r"chunked cross.entropy", "chunked"),
-    (r"(?:un|non)-?fused cross.entropy", "unfused"),
+    (r"(?:un|non)-?fused cross.entropy|logits (?:are )?(?:cast|turned|converted)? ?(?:in)?to (?:fp32|float)", "unfused"),
 )
 """Pattern in the notes -> the loss that a run names."""
 
@@ -267,7 +267,7 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
         "micro_batch_size": micro,
         "precision": precision,
         "optimizer": optimizer or "adamw",
-        "dropout": framework.conventions.dropout if row.get("dropout") is None else float(row["dropout"]),
+        "dropout": dropout_of(row, framework.conventions),
         "attention_kernel": attention_of(row, dict(framework.kernels.attention)[""], month),
         "cuda_graphs": _graphs(str(row.get("cuda_graphs") or "none")),
         "cuda_graph_scope": "attention" if re.search(r"moe[_ ]router", str(row.get("cuda_graphs"))) else "layer",

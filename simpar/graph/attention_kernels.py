@@ -34,9 +34,8 @@ def attention(layer: Layer, node: Attention, plan: KernelPlan) -> Kernel:
     if fused:
         keeps.append(Kept(f"{path}/lse", rows, 4.0))
     else:
-        # softmax output, and under dropout its mask and its output (Korthikanti et al. 2022: 5 a s per token)
-        each = 5.0 if plan.dropout else plan.element
-        keeps.append(Kept(f"{path}/softmax", (node.batch, node.heads, node.queries), each * layer.size(node.keys)))
+        scores = sum(score_parts(plan)) * layer.size(node.keys)
+        keeps.append(Kept(f"{path}/softmax", (node.batch, node.heads, node.queries), scores))
     if plan.library.repeats_keys and layer.size(node.heads) > layer.size(node.kv_heads):
         more = 1.0 - layer.size(node.kv_heads) / layer.size(node.heads)
         keeps.append(Kept(f"{path}/repeated_keys", (*rows, node.head_dim), HALF, part=more))
@@ -46,6 +45,20 @@ def attention(layer: Layer, node: Attention, plan: KernelPlan) -> Kernel:
     if plan.output_copies:
         keeps.append(Kept(f"{path}/out_copies", layer.tensor[out].axes, 2 * plan.output_copies))
     return Kernel(node, launches=1 if fused else 4, keeps=tuple(keeps))
+
+
+def score_parts(plan: KernelPlan) -> tuple[float, ...]:
+    """Bytes of a score, by tensor: the softmax's output, what is multiplied with the values where that is another tensor, a mask.
+
+    Under dropout its output and its mask (Korthikanti et al. 2022: 5 a s per token). Autocast computes softmax in fp32 and casts
+    what the product reads (torch, "CUDA Ops that can autocast to float32").
+
+    >>> score_parts(KernelPlan(dropout=0.1)), score_parts(KernelPlan(autocast="own")), score_parts(KernelPlan(element=4.0))
+    ((2.0, 2.0, 1.0), (4.0, 2.0), (4.0,))
+    """
+    output = 4.0 if plan.autocast else plan.element
+    read = (plan.element,) if plan.dropout or plan.autocast else ()
+    return (output, *read, *((1.0,) if plan.dropout else ()))
 
 
 def _kept_in_fp32(layer: Layer, node: Attention, path: str, plan: KernelPlan) -> tuple[Kept, ...]:

@@ -322,9 +322,10 @@ class Layout(Job):
 
     @cached_property
     def tied_extra(self) -> float:
-        """Weights of the head that are the embedding's: a copy on another rank, or the very same where the ends meet."""
+        """Weights of the head that are the embedding's: a copy on another rank, or the very same where the ends meet; none of a
+        model that ends in its last layer's outputs."""
         head = self.network.head
-        if not self.network.tied or head is None:
+        if not self.network.tied or head is None or "head/logits.weight" not in head.tensor:
             return 0.0
         return head.elements("head/logits.weight") / self.plan.tp
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from simpar.graph.attention_kernels import score_parts
 from simpar.graph.kernel_types import HALF, Kernel
 from simpar.graph.kernels import is_product
 from simpar.graph.shard import Stretch
@@ -77,8 +78,9 @@ class _Order:
         found: dict[str, tuple[int, ...]] = {}
         for name, amount in self.local.tensors().items():
             found[name] = (int(amount),)
-            if name.endswith("/softmax") and self.plan.dropout:
-                found[name] = (int(amount * 2 / 5), int(amount * 2 / 5), int(amount / 5))
+            if name.endswith("/softmax"):
+                parts = score_parts(self.plan)
+                found[name] = tuple(int(amount * part / sum(parts)) for part in parts)
         for name in self.local.cut.entries:
             found.setdefault(name, (int(self.local.entry_bytes(name)),))
         for kernel in self.local.kernels:

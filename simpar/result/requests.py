@@ -275,7 +275,7 @@ def _update(trace: Trace, moments: list[float]) -> None:
     shards = trace.layout.shard_ranks
     if gathers_in_buffers(trace.layout):
         tensors = [trace.ask(total / 2 / shards) for _ in range(shards)] + [trace.ask(total / 2)]
-    elif trace.layout.optimizer.update_kernel(trace.layout.framework.optimizer)[0] == "foreach" and moments:
+    elif trace.layout.optimizer.update_kernel(trace.layout.framework.optimizer)[0] == "foreach" and total:
         # A list of operations makes one tensor for each weight.
         tensors = [trace.ask(total * m / sum(moments)) for m in moments]
     else:

@@ -103,7 +103,8 @@ def framework(name: str, version: str | None = None) -> FrameworkSpec:
     canonical = canonical_name(name)
     if canonical not in FRAMEWORKS:
         raise unknown("framework", name, framework_names())
-    return _at(canonical, month_of(canonical, version))
+    month = month_of(canonical, version)
+    return _at(canonical, month, month)
 
 
 def canonical_name(name: str) -> str:
@@ -121,18 +122,20 @@ def family_of(name: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def _at(name: str, month: Month) -> FrameworkSpec:
-    """All rows up to `month` applied in order, on top of the runtime's; a month before the first row takes the first."""
+def _at(name: str, month: Month, run: Month) -> FrameworkSpec:
+    """All rows up to `month` applied in order, on top of the runtime's of the month of the `run`; a month before the first row
+    takes the first."""
     base, rows = FRAMEWORKS[name]
     first, *later = rows
+    since = max(month, first.since)
     if isinstance(base, dict):
-        spec = _at(base[""], max(month, first.since))
-        spec = replace(spec, **{part: getattr(_at(whose, max(month, first.since)), part) for part, whose in base.items() if part})
+        spec = _at(base[""], since, run)
+        spec = replace(spec, **{part: getattr(_at(whose, since, run), part) for part, whose in base.items() if part})
     elif base:
-        spec = _at(base, max(month, first.since))
+        spec = _at(base, since, run)
     else:
         spec = FrameworkSpec(name, first.since, first.source)
-        for row in (row for row in RUNTIME if row.since <= max(month, first.since)):
+        for row in (row for row in RUNTIME if row.since <= max(run, RUNTIME[0].since)):
             spec = spec.changed(row.changes, policy=f"runtime {row.month}", source=row.source)
     for row in (first, *(row for row in later if row.since <= month)):
         spec = spec.changed(row.changes, policy=f"{name} {row.month}", source=row.source)

@@ -78,8 +78,7 @@ class Kernels(Policy):
         weight_gradients: weight-gradient tensors in a backward, as wide as activations, real or (where the matmul accumulates in
             place) placeholders: none, each (one at a time), shapes (one of every shape, kept for good).
         grouped_weight_gradients: the same of grouped expert matmuls.
-        experts_in_one_kernel: products of the local experts are one kernel (torch._grouped_mm, DeepGEMM), not one each on several
-            streams (TransformerEngine's GroupedLinear).
+        experts_in_one_kernel: the local experts' products are one kernel (torch._grouped_mm), not one each on several streams (TE).
         whole_embedding_gradient: of a vocabulary split over tensor ranks the accumulating gradient is whole (DTensor).
         tp_backward_overlap: the backward all-reduce / reduce-scatter runs beside the weight-gradient matmul.
         gate_apart: the first product of a gated feed-forward is two, each of which reduces its input's gradient over tensor ranks.
@@ -154,6 +153,7 @@ class Loss(Policy):
 
     Attributes:
         loss: fused (in-place vocabulary-parallel), unfused (fp32 copies), chunked or linear; see losses.py.
+        loss_of_16_bits: the same where weights are of 16 bits alone and no graph holds the loss; "" = no difference.
         loss_chunks: pieces of the chunked loss for which logits exist one after the other; 0 = the usual number.
         loss_tile: tokens (0: all) and words of the vocabulary for which a tiled loss has logits at a time.
         loss_work: (loss, class of its kernels, bytes per logit forward, backward) of each kind that the framework has;
@@ -163,12 +163,12 @@ class Loss(Policy):
         logits_fp32_copies_parallel: the same where the vocabulary is split over tensor ranks; none = no difference.
         logits_fp32_copies_fused: the same where a run asks for its framework's fused loss; none = no difference.
         logits_fp32_copies_chunked: the same of a loss by pieces; none = no difference.
-        cross_entropy_all_reduces: all-reduces of one value per token over the tensor group (two where a run asks for the fused
-            loss).
+        cross_entropy_all_reduces: all-reduces of a value per token over the tensor group (a run that asks for a fused loss: two).
         logits_vocab_parallel: the logits stay split over tensor ranks (False: gathered before the loss).
     """
 
     loss: LossKind = "fused"
+    loss_of_16_bits: LossKind | Literal[""] = ""
     loss_chunks: int = 0
     loss_tile: tuple[int, int] = (0, 8192)
     loss_work: tuple[tuple[str, str, float, float], ...] = LOSS_WORK

@@ -141,6 +141,7 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              {"vocabulary_multiple": 128, "fused_norm": True, "fused_activation": True, "fused_residual": True,
               "attention": (("", "unfused"),), "abilities": (), "recompute_default": "none",
               "loss": "fused", "loss_work": (("fused", "cross_entropy", 2.0, 4.0),), "logits_fp32_copies": 0.0,
+              "loss_of_16_bits": "",
               "wgrad_accumulation_fusion": True, "gradients_persist": True, "gradient_dtype": "bf16",
               "gradient_reduce_dtype": "bf16", "optimizer_traffic_bytes": 32.0, "layer_cpu_s": 0.0,
               "unfused_attention_fp32": False},
@@ -170,9 +171,11 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
     "plain": (
         "",
         (Row((2020, 1), {**TORCH, "zero_stage_default": 0, "overlap_param_gather": False, "fused_norm": False,
-                         "attention": (("", "unfused"),), "logits_fp32_copies_compiled": 0.5, "separate_casts": True},
+                         "attention": (("", "unfused"),), "logits_fp32_copies_compiled": 0.5, "separate_casts": True,
+                         "loss_of_16_bits": "half"},
              "torch modules with DistributedDataParallel; torch.compile takes the whole model, whose forward has the loss (nanoGPT "
-             "model.py, transformers loss/loss_utils.py); torchao's casts, as nanochat's loop has them"),
+             "model.py, transformers loss/loss_utils.py); torchao's casts, as nanochat's loop has them; cross_entropy of 16-bit "
+             "logits stays in 16 bits where no autocast turns them into fp32"),
          Row((2023, 1), {"attention": (("", "fa1"),), "rocm_attention": ""},
              "nightlies of torch 2.0, whose scaled_dot_product_attention is FlashAttention 1 (nanoGPT takes it since then)"),
          Row((2024, 1), {"attention": (("", "fa2"),)}, "torch 2.2: FlashAttention 2"),

@@ -62,16 +62,20 @@ def linear_chunks(tokens: float, vocabulary: float, hidden: float) -> int:
     return max(ceil(tokens / piece), 1)
 
 
-def loss_of(spec: FrameworkSpec, wanted: str, *, compiled: bool, tp: int, sizes: tuple[float, float, float]) -> Loss:
+def loss_of(
+    spec: FrameworkSpec, wanted: str, *, compiled: bool, tp: int, sizes: tuple[float, float, float], pure: bool = False
+) -> Loss:
     """The loss of a run.
 
     Args:
         wanted: `training.cross_entropy`.
         compiled: the run compiles its model.
+        pure: weights are of 16 bits alone.
         tp: ranks that the vocabulary is split over.
         sizes: tokens of a micro-batch on a rank, vocabulary, hidden size.
     """
-    kind = spec.head.loss if wanted == "auto" else cast(LossKind, wanted)
+    usual = (spec.head.loss_of_16_bits if pure and not compiled else "") or spec.head.loss
+    kind = usual if wanted == "auto" else cast(LossKind, wanted)
     work = {name: (kernel, (forward, backward)) for name, kernel, forward, backward in spec.head.loss_work}
     compiled = compiled and kind != "half"
     in_graph = compiled and kind == "unfused" and spec.head.logits_fp32_copies_compiled is not None
