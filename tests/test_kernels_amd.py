@@ -76,6 +76,15 @@ def test_aotritons_backward_is_aiters_from_version_0_11_on() -> None:
     assert 4.0 < _seconds("mi300x", "aotriton", backward=True) / _seconds("mi300x", "aotriton0.11", backward=True) < 7.0
 
 
+@pytest.mark.parametrize(("kernel", "other"), [("aiter", "fa2"), ("aotriton0.11", "aotriton")])
+def test_aiter_takes_no_window(kernel: str, other: str) -> None:
+    model = KernelModel(load_hardware("mi355x"))
+    work = AttentionWork(1, 8192, 8192, 64, 8, 64, 64, backward=True, kernel=kernel)
+    for window in (128, 8191):
+        assert model.attention(work._replace(window=window)) == model.attention(work._replace(window=window, kernel=other))
+    assert model.attention(work._replace(window=8192)) == model.attention(work)
+
+
 def test_flex_and_masked_attention_are_tritons_on_amd_gpus_alone() -> None:
     for kernel in ("flex", "efficient-causal"):
         assert _seconds("mi355x", kernel, backward=True) == _seconds("mi355x", "aotriton", backward=True)
