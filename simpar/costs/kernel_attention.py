@@ -140,8 +140,12 @@ def _ratio(model: Model, call: AttentionWork, kernel: str) -> float:
 def _named(architecture: str, call: AttentionWork) -> str:
     """The kernel that runs where `call` names one of a framework or none."""
     kernel = AUTO.get(architecture, "fa2") if call.kernel == "auto" else call.kernel
-    if architecture.startswith("cdna") and kernel.startswith(AOTRITON):
-        return "aiter" if kernel == "aotriton0.11" and call.backward else "aotriton"
+    if architecture.startswith("cdna"):
+        # AITER's assembly takes no window (ROCm/aiter op_tests/cpp/mha/README.md): Composable Kernel and Triton do.
+        windowed = call.window is not None and call.window < call.sequence_kv
+        if kernel.startswith(AOTRITON):
+            return "aiter" if kernel == "aotriton0.11" and call.backward and not windowed else "aotriton"
+        return "fa2" if kernel == "aiter" and windowed else kernel
     return "fa2" if kernel == "flex" and (architecture, kernel) not in BEFORE_ITS_TIME else kernel
 
 

@@ -133,7 +133,10 @@ def _chart_price(model: KernelModel, row: attention_charts.ChartRow, s: int) -> 
 
 
 def published_blocks(path: Path) -> list[Block]:
-    """Kernels that others measured, with their source: one block per GPU and kernel, or per dtype of products."""
+    """Kernels that others measured, with their source: one block per GPU and kernel, or per dtype of products.
+
+    Shown but not judged: of many libraries and machines, some of one GPU's rows lie 30 % apart.
+    """
     groups: dict[tuple[str, str, str, str], list[PricedRow]] = defaultdict(list)
     for line, row in enumerate(read_rows(path), 2):
         model = kernel_model(row["gpu"], None, False)
@@ -149,7 +152,7 @@ def published_blocks(path: Path) -> list[Block]:
         else:
             m, n, k = (int(row[name]) for name in ("m", "n", "k"))
             price = model.gemm(Gemm(m, n, k, dtype=row["dtype"]), 1)
-            key, flops, sizes = ("gemm", row["gpu"], row["dtype"], "forward"), 2.0 * m * n * k, {"m": m, "n": n, "k": k}
+            key, flops, sizes = ("product", row["gpu"], row["dtype"], "forward"), 2.0 * m * n * k, {"m": m, "n": n, "k": k}
         groups[key].append(PricedRow(line, float(row["us"]) * MICRO, price, flops, sizes, {"source": row["source"]}))
     return [_block((path.name, kernel, gpu, dtype), direction, rows) for (kernel, gpu, dtype, direction), rows in groups.items()]
 

@@ -103,7 +103,7 @@ _MEGATRON: Final = (
         "NGC 25.05 has torch 2.8, which holds collectives' tensors until they are waited for instead of recording streams; "
         "TransformerEngine 2.3 module/base.py get_dummy_wgrad: one placeholder per weight shape, kept; its cross-entropy turns the "
         "16-bit logits into their gradient in place (--cross-entropy-loss-fusion --cross-entropy-fusion-impl te)"),
-    Row((2025, 6), *ROCM_TE),
+    Row((2025, 5), *ROCM_TE),
     Row((2025, 7),
         {"attention_head_dim": (("blackwell", 192, "fa2"), ("", 256, "unfused"))},
         "TransformerEngine fused_attn.cpp: heads of 192 and 128 train on sm_100 from cuDNN 9.11 on (NGC 25.07), of 256 from 9.23 "

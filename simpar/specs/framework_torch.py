@@ -194,7 +194,7 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
         (Row((2022, 9), {"te_scaling": "delayed", "separate_casts": False, "rocm_attention": "fa2"},
              "TransformerEngine pytorch/quantization.py: fp8_autocast around its layers, whose recipe of one scale a tensor is "
              "DelayedScaling"),
-         Row((2025, 6), *ROCM_TE)),
+         Row((2025, 5), *ROCM_TE)),
     ),
     "olmo-core": (
         "torchtitan",
