@@ -18,6 +18,7 @@ from simpar.specs.hardware import HardwareProfile, load_hardware, profile_names
 from simpar.topology.clos import fabric_shape
 from simpar.topology.cluster import Cluster
 from simpar.topology.describe import bisection_bytes_per_s, clusters_of, summary
+from simpar.topology.graph import build_graph
 from simpar.topology.levels import levels
 from simpar.topology.scaleup import slice_shape
 
@@ -51,12 +52,6 @@ SMALL_FABRICS = {
 }
 
 
-def graph_of(cluster: Cluster) -> nx.Graph[str]:
-    """The vertices that links run through, joined where a link leads both ways."""
-    ways = {way for link in range(cluster.num_links) for way in pairwise(cluster.path_of(link)) if way[0] != way[1]}
-    return nx.Graph([(a, b) for a, b in ways if (b, a) in ways])
-
-
 def walk(cluster: Cluster, src: int, dst: int) -> list[str]:
     """The vertices of a route, checking that each link starts where the last one ended."""
     vertices = [f"gpu:{src}"]
@@ -72,7 +67,7 @@ def walk(cluster: Cluster, src: int, dst: int) -> list[str]:
 @pytest.mark.parametrize("name", SMALL_FABRICS)
 def test_every_route_is_a_path_of_the_graph(name: str) -> None:
     cluster = Cluster(SMALL_FABRICS[name], 9)
-    graph = graph_of(cluster)
+    graph = build_graph(cluster, detail="gpu")
     gpus = range(cluster.num_gpus)
     for src in gpus[::3]:
         for dst in gpus:
@@ -86,9 +81,9 @@ def test_every_profile_builds_and_routes(name: str) -> None:
     hw = load_hardware(name)
     nodes = 1 if hw.fabric.kind == "none" else 3
     cluster = Cluster(hw, nodes)
-    graph = graph_of(cluster)
-    assert cluster.num_gpus == 1 or nx.is_connected(graph)
-    assert cluster.num_gpus == 1 or sum(vertex.startswith("gpu:") for vertex in graph) == cluster.num_gpus
+    graph = build_graph(cluster)
+    assert nx.is_connected(graph)
+    assert sum(d["kind"] == "gpu" for d in graph.nodes.values()) == cluster.num_gpus
     for dst in range(cluster.num_gpus):
         assert nx.is_path(graph, walk(cluster, 0, dst)) or dst == 0
     names = cluster.links.names
@@ -211,7 +206,7 @@ def test_torus_bisection_and_distance(nodes: int, shape: tuple[int, ...]) -> Non
     area = cluster.num_gpus / max(shape)
     assert bisection_bytes_per_s(cluster) == pytest.approx(2 * area * 45 * GB)
     if cluster.num_gpus <= 64:
-        graph = graph_of(cluster)
+        graph = build_graph(cluster, detail="gpu")
         ici = graph.subgraph([v for v in graph if v.startswith("gpu:")])
         for dst in range(cluster.num_gpus):
             assert len(cluster.route(0, dst)) == nx.shortest_path_length(ici, "gpu:0", f"gpu:{dst}")
@@ -249,8 +244,32 @@ def test_200k_gpus_build_in_seconds(name: str) -> None:
     start = time.perf_counter()
     cluster = Cluster(hw, -(-200_000 // hw.gpus_per_node))
     table = cluster.links
+    graph = build_graph(cluster)
     assert time.perf_counter() - start < 10
     assert len(table.capacity_bytes_per_s) > 1_000_000
+    assert sum(d["count"] for d in graph.nodes.values() if d["kind"] == "node") == cluster.num_gpus
+    assert nx.is_connected(graph)
+
+
+def test_bundled_graph_carries_the_same_capacity() -> None:
+    """Leaf-to-spine and spine-to-core capacity is the same at both details, and an expanded node shows its GPUs."""
+    cluster = Cluster(SMALL_FABRICS["rails"], 8)
+
+    def capacity(detail: Any, *kinds: str) -> float:
+        graph = build_graph(cluster, detail=detail)
+        return sum(
+            d["bandwidth_bytes_per_s"]
+            for a, b, d in graph.edges(data=True)
+            if {graph.nodes[a]["kind"], graph.nodes[b]["kind"]} == set(kinds)
+        )
+
+    assert capacity("gpu", "leaf", "spine") == pytest.approx(capacity("node", "leaves", "spines"))
+    assert capacity("gpu", "spine", "core") == pytest.approx(capacity("node", "spines", "core"))
+    assert capacity("gpu", "nic", "leaf") == pytest.approx(capacity("node", "node", "leaves"))
+    graph = build_graph(cluster, detail="node", expand=(3,))
+    assert sum(d["kind"] == "gpu" for d in graph.nodes.values()) == 8
+    assert "node:3" not in graph
+    assert nx.is_connected(graph)
 
 
 @pytest.mark.parametrize("over", [1.0, 1.5, 3.0])
@@ -290,7 +309,7 @@ def test_many_nics_of_a_gpu_are_one_slot() -> None:
 @pytest.mark.parametrize("name", ["rails", "plain tree", "rails, a NIC for two GPUs", "PCIe box"])
 def test_a_dead_rail_moves_its_traffic(name: str) -> None:
     cluster = Cluster(SMALL_FABRICS[name], 8, dead_slots=frozenset({1}))
-    graph = graph_of(cluster)
+    graph = build_graph(cluster, detail="gpu")
     for src in range(cluster.hardware.gpus_per_node):
         for dst in range(8, cluster.num_gpus, 3):
             vertices = walk(cluster, src, dst)

@@ -20,7 +20,8 @@ from simpar.report.page import Cards, Table
 from simpar.specs.hardware import HardwareProfile
 from simpar.topology.cluster import Cluster
 from simpar.topology.describe import summary
-from simpar.topology.scaleup import Torus, nvswitches
+from simpar.topology.graph import nvswitches
+from simpar.topology.scaleup import Torus
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -12,8 +12,8 @@ from simpar.specs.hardware import HardwareProfile, load_hardware
 from simpar.specs.scenario import read_scenario
 from simpar.specs.stage_plan import hosts
 from simpar.topology.cluster import Cluster
+from simpar.topology.graph import nvswitches
 from simpar.topology.levels import levels
-from simpar.topology.scaleup import nvswitches
 
 
 def bisection_bytes_per_s(cluster: Cluster) -> float:

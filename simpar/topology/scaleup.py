@@ -37,6 +37,9 @@ class ScaleUp(Protocol):
     def ends(self, link: int) -> tuple[str, str]:
         """Vertices the link goes from and to."""
 
+    def links_of(self, gpus: range) -> list[int]:
+        """Links that start or, on a switch, end at `gpus`."""
+
     def bisection_bytes_per_s(self) -> float:
         """One direction across the middle of one domain."""
 
@@ -76,6 +79,10 @@ class Switched:
         pair = (f"gpu:{gpu}", f"{self.switch}:{gpu // self.domain}")
         return pair if link < self.num_gpus else (pair[1], pair[0])
 
+    def links_of(self, gpus: range) -> list[int]:
+        """Their up and down links."""
+        return [*gpus, *(self.num_gpus + gpu for gpu in gpus)]
+
     def bisection_bytes_per_s(self) -> float:
         """Half of the domain sends."""
         return min(self.domain, self.num_gpus) // 2 * self.bytes_per_s
@@ -114,6 +121,10 @@ class Meshed:
         """The two GPUs."""
         src, peer = divmod(link, self.domain)
         return f"gpu:{src}", f"gpu:{src // self.domain * self.domain + peer}"
+
+    def links_of(self, gpus: range) -> list[int]:
+        """The links that start at them."""
+        return list(range(gpus.start * self.domain, gpus.stop * self.domain))
 
     def bisection_bytes_per_s(self) -> float:
         """Every pair across the middle."""
@@ -215,6 +226,10 @@ class Torus:
         to = self._neighbour(gpu, port)
         return f"gpu:{gpu}", f"gpu:{gpu if to is None else to}"
 
+    def links_of(self, gpus: range) -> list[int]:
+        """The links that start at them."""
+        return list(range(gpus.start * self._degree, gpus.stop * self._degree))
+
     def bisection_bytes_per_s(self) -> float:
         """Cut across the longest dimension; a ring is cut twice."""
         longest = max(self.shape)
@@ -233,14 +248,3 @@ def scale_up(hardware: HardwareProfile, num_nodes: int) -> ScaleUp:
         return Torus(gpus, slice_shape(gpus, spec.torus), per_link, hop)
     switch = {"nvswitch": "nvswitch", "pcie": "pcie"}.get(spec.kind, "domain")
     return Switched(gpus, spec.domain_size, bandwidth, hop, switch)
-
-
-def nvswitches(hardware: HardwareProfile) -> int:
-    """NVSwitch chips of one scale-up domain: 6 in a DGX A100, 4 H100, 2 B200, 18 in an NVL72 rack; 0
-    without.
-    """
-    if hardware.scale_up.kind != "nvswitch":
-        return 0
-    if hardware.domain_size >= 36:
-        return 18
-    return {"volta": 6, "ampere": 6, "hopper": 4, "blackwell": 2}.get(hardware.gpu.architecture, 1)
