@@ -76,7 +76,7 @@ MUTANTS = (
     Mutant("a window ends at the first step of a ring", "simpar/parallel/context.py",
            "rest = max(pairs(whole) / cp - pairs(first), 0.0)", "rest = 0.0", (PASSES,)),
     Mutant("a checkpoint keeps what is inside it", "simpar/graph/rematerialise.py",
-           "if edge if module.discards else not leaves:", "if edge:",
+           "if module.discards or not leaves:", "if edge:",
            ("tests/test_validate_rank_grid.py::test_a_rank[fsdp, selective]",)),
     Mutant("sequence parallelism sends whole activations", "simpar/parallel/pipeline.py",
            "split = plan.cp * (plan.tp if plan.sequence_parallel else 1)", "split = plan.cp", (WIRE,)),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from simpar.graph.kernel_types import Kernel, KernelPlan
 from simpar.graph.kernels import kernels
+from simpar.graph.rematerialise import Recompute
 from simpar.graph.shard import Placement, Shards
 from simpar.graph.types import Layer
 from simpar.model.layered import token_network
@@ -72,6 +75,35 @@ def test_traffic_of_experts() -> None:
     found = moved(layer_of("qwen3-30b-a3b"), PLAN)
     assert found["moe/topk"] == (16 * 128, 16 * 128, 6)
     assert found["moe/permute"] == found["moe/unpermute"] == (4 * 8 * 2048, 4 * 8 * 2048, 2)
+
+
+def test_traffic_of_gates_that_megatron_does_not_fuse() -> None:
+    """Silu (4 bytes), the sum with an offset (4), the product (6); an expert's is weighed, in fp32 (6) with a cast back (6)."""
+    plan = KernelPlan(Kernels(gate_chains=True))
+    assert moved(layer_of(), plan)["mlp/activation"] == (14 * FFN, 26 * FFN, 3)
+    found = moved(layer_of("deepseek-v3"), plan)
+    assert found["moe/activation"] == (26 * 8 * 2048, 56 * 8 * 2048, 5)
+    narrow = moved(layer_of("deepseek-v3"), replace(plan, row_probability_bytes=2.0))["moe/activation"]
+    assert narrow == (18 * 8 * 2048, 38 * 8 * 2048, 4)
+    assert found["shared_experts/activation"] == (14 * 2048, 26 * 2048, 3)
+    assert moved(layer_of("gpt3-175b"), plan) == moved(layer_of("gpt3-175b"), PLAN)  # no gate
+
+
+@pytest.mark.parametrize(("name", "prefix", "halves"), [("llama3.1-8b", "mlp", 2), ("qwen3-30b-a3b", "moe", 3)])
+def test_what_gates_that_megatron_does_not_fuse_keep(name: str, prefix: str, halves: int) -> None:
+    """Beside the input the non-linearity, the other half and what is weighed; recomputation of the activation drops them all."""
+
+    def saved(*modules: str) -> list[dict[str, float]]:
+        plans, again = (PLAN, KernelPlan(Kernels(gate_chains=True))), Recompute(modules=frozenset(modules))
+        options = (SplitOptions(Degrees(), plan, recompute=again, moe=preset(name).moe) for plan in plans)
+        return [dict(split_block(layer_of(name), each).saved) for each in options]
+
+    fused, whole = saved()
+    assert set(whole) - set(fused) == {f"{prefix}/activation_{part}" for part in ("gate", "other", "product")[:halves]}
+    more = sum(whole.values()) - sum(fused.values())
+    assert more == pytest.approx(halves * fused[f"{prefix}/activation_in"] / 2)
+    fused, whole = saved("moe_act")
+    assert (fused == whole) is (prefix == "moe")
 
 
 def test_fp32_moves_and_keeps_twice_as_much_but_for_statistics() -> None:

@@ -74,8 +74,9 @@ def test_layers_without_a_rotary_embedding_turn_none() -> None:
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        ({"task": "sft"}, "megatron-bridge-tuning"),
-        ({"task": "lora"}, "megatron-bridge-tuning"),
+        ({"task": "sft"}, "megatron-bridge-defaults"),
+        ({"task": "sft", "model_name": "gpt-oss-20b"}, "megatron-bridge-tuning"),
+        ({"task": "lora"}, "megatron-bridge-defaults"),
         ({"task": "pretrain"}, "megatron-bridge"),
         ({"task": "sft", "model_name": "Llama-3.1-8B"}, "megatron-bridge"),
         ({"task": "sft", "framework": "NeMo"}, "nemo"),

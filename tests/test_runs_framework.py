@@ -40,6 +40,17 @@ def test_every_row_has_a_source_known_fields_and_its_place_in_time(name: str) ->
         assert set(row.changes) <= FIELDS
 
 
+@pytest.mark.parametrize(
+    ("name", "fuses"),
+    [("megatron-bridge", (True, False)), ("megatron-bridge-tuning", (False, False)), ("megatron-bridge-defaults", (False, True))],
+)
+def test_what_recipes_of_megatron_bridge_leave_unfused(name: str, fuses: tuple[bool, bool]) -> None:
+    """Rotary embedding in one kernel; gates in elementary operations. Norms stay fused."""
+    kernels_of = framework(name, "2026-01").kernels
+    assert (kernels_of.fused_rope, kernels_of.gate_chains) == fuses
+    assert kernels_of.fused_norm
+
+
 @pytest.mark.parametrize("name", framework_names())
 def test_every_name_resolves_at_every_time(name: str) -> None:
     for version in (None, "2019", "2021-07", "2023", "2026-08"):

@@ -208,4 +208,23 @@ def test_kernels_of_attention_that_a_run_does_without(row: dict[str, Any], kerne
 )  # fmt: skip
 def test_tasks_that_fine_tune(row: dict[str, Any], tuning: bool) -> None:
     name = framework_of({"framework": "Megatron-Bridge 26.06", "model_name": "Qwen3-8B", **row})[0]
-    assert name == ("megatron-bridge-tuning" if tuning else "megatron-bridge")
+    assert name == ("megatron-bridge-defaults" if tuning else "megatron-bridge")
+
+
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [
+        ({"framework": "Megatron-Bridge 0.4.2, recipe qwen3_30b_a3b_pretrain_config"}, "megatron-bridge-defaults"),
+        ({"notes": "deepseek_v3_pretrain_config_32nodes", "model_name": "DeepSeek-V3"}, "megatron-bridge-tuning"),
+        ({"notes": "qwen3_235b_a22b_pretrain_config_gb300"}, "megatron-bridge"),
+        ({"model_name": "OLMoE-1B-7B"}, "megatron-bridge-defaults"),
+        ({"notes": "qwen3_30b_a3b_pretrain_16gpu_h100_bf16_config"}, "megatron-bridge"),
+        ({"model_name": "Kimi-K2"}, "megatron-bridge"),
+        ({"task": "sft", "model_name": "Moonlight-16B-A3B"}, "megatron-bridge-tuning"),
+        ({"task": "sft", "model_name": "Qwen3-VL-30B"}, "megatron-bridge-tuning"),
+        ({"task": "lora", "model_name": "Llama-3-70B"}, "megatron-bridge"), ({"model_name": None}, "megatron-bridge"),
+        ({"framework": "Megatron-LM", "task": "sft"}, "megatron-core"),
+    ],
+)  # fmt: skip
+def test_recipes_of_megatron_bridges_library_fuse_less(row: dict[str, Any], name: str) -> None:
+    assert framework_of({"framework": "Megatron-Bridge 0.4.2", "model_name": "Qwen3-30B-A3B", "task": "pretrain", **row})[0] == name

@@ -156,8 +156,19 @@ def _first(table: tuple[tuple[str, str], ...], text: str) -> str | None:
 
 _TUNES: Final = re.compile(r"(?!pre-?train)(?:sft|q?lora|dpo|full(?!.*pre-?train)|.*fine[- ]?tun)", re.IGNORECASE)
 """Tasks that start from a trained model."""
-_TUNING: Final = {"megatron-bridge": ("megatron-bridge-tuning", re.compile(r"llama|nemotron|hybrid|mamba", re.IGNORECASE))}
-"""Framework -> what it is in fine-tuning, but of models whose rotary embedding it fuses there as well."""
+_LIBRARY: Final = {
+    "megatron-bridge": (
+        (r"llama|nemotron|hybrid|mamba", "megatron-bridge"),
+        (r"deep-?seek|moonlight|kimi|glm|gpt-?oss|mla|vl\b|omni|qwen-?3\.[5-9]", "megatron-bridge-tuning"),
+        ("", "megatron-bridge-defaults"),
+    ),
+}
+"""Framework with recipes for performance -> models and what the recipes of its library are, by what they fuse of rotary embedding
+and gates."""
+_PERFORMANCE: Final = re.compile(r"deep-?seek|gpt-?oss|kimi|llama|nemotron|qwen|glm|hybrid|mamba", re.IGNORECASE)
+"""Models that have recipes for performance (Megatron-Bridge scripts/performance/configs, perf_recipes)."""
+_RECIPE: Final = re.compile(r"_(?:pretrain|sft|peft|finetune)_config(?:_32nodes)?\b")
+"""A recipe of the library by name; one for performance names a GPU behind or inside that."""
 
 
 def framework_of(row: Row) -> tuple[str, list[str]]:
@@ -172,9 +183,8 @@ def framework_of(row: Row) -> tuple[str, list[str]]:
         name, notes = _named(source)
     if re.search("deepspeed", str(row.get("fsdp") or ""), re.IGNORECASE) and name in _DRIVERS:
         return "deepspeed", [f"framework {stated!r}: as deepspeed, which shards its states"]
-    tuning, fused = _TUNING.get(name or "", ("", None))
-    if fused and tunes(row):
-        name = name if fused.search(f"{row.get('model_name')} {row.get('arch')}") else tuning
+    if name in _LIBRARY and _of_a_library(row):
+        name = _first(_LIBRARY[name], f"{row.get('model_name')} {row.get('arch')}")
     precision = str(row.get("precision") or "")
     narrow = re.search("fp8|fp4", precision) and re.search(_ENGINE, f"{stated} {precision}", re.IGNORECASE)
     if narrow and row.get("zero_stage") != 3 and name in _DRIVERS:
@@ -185,6 +195,12 @@ def framework_of(row: Row) -> tuple[str, list[str]]:
         name, what = ("torch-autocast", "plain torch under autocast") if cast else ("plain", "plain torch")
         return name, [f"framework {stated!r} unknown: {what}" if stated else f"framework not stated: {what}"]
     return name, notes
+
+
+def _of_a_library(row: Row) -> bool:
+    """Whether no recipe for performance made a run: it tunes, names one of the library, or its model has none."""
+    named, model = _RECIPE.search(f"{row.get('framework')} {row.get('notes') or ''}"), row.get("model_name")
+    return tunes(row) or named is not None or bool(model and not _PERFORMANCE.search(f"{model} {row.get('arch')}"))
 
 
 def tunes(row: Row) -> bool:

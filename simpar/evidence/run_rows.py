@@ -45,7 +45,7 @@ _MEMORY_KINDS: Final[tuple[tuple[str, MemoryKind], ...]] = (
     (r"allocated", "allocated"),
 )
 """First match in mem_kind."""
-GIGABYTES: Final = {"megatron-bridge": 1e9, "megatron-bridge-tuning": 1e9, "lit-gpt": 1e9}
+GIGABYTES: Final = {"megatron-bridge": 1e9, "megatron-bridge-tuning": 1e9, "megatron-bridge-defaults": 1e9, "lit-gpt": 1e9}
 """Bytes of what a framework's own log calls a GB, where it is not 2^30: Megatron-Bridge training/utils/train_utils.py
 report_memory divides by 1.0e9, as do lit-gpt's scripts and lightning-thunder's benchmark_litgpt.py."""
 _BUBBLE_KINDS: Final[tuple[tuple[str, BubbleOf], ...]] = ((r"profiled T_F", "one stage"), (r"profiled", "busiest"))

@@ -222,6 +222,13 @@ def _activation(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     """The non-linearity, and the gate where its input is two halves."""
     wide, narrow = _input(layer, node), layer.tensor[node.outputs[0]].axes
     keeps, gated = [kept_whole(layer, node.inputs[0])], len(layer.axis[wide[-1]].parts) == 2
+    if gated and plan.library.gate_chains:
+        sent = (n for n in layer.nodes if isinstance(n, Permute) and not n.back)
+        weighed = any(layer.tensor[n.outputs[0]].axes[0] == wide[0] for n in sent)
+        weight = plan.row_probability_bytes if weighed else 0.0
+        forward, backward, launches, kept = GATE_CHAINS[weight]
+        keeps += [Kept(f"{node.name}_{name}", narrow, HALF) for name in kept]
+        return Kernel(node, "stream", ((narrow, forward),), ((narrow, backward),), launches, tuple(keeps))
     if plan.library.fused_activation:
         price = "gate" if gated else "activation"
         return Kernel(node, price, ((wide, 2.0), (narrow, 2.0)), ((wide, 4.0), (narrow, 2.0)), 1, tuple(keeps))
@@ -232,6 +239,16 @@ def _activation(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     return Kernel(node, "activation", ((wide, 2.0), (narrow, 2.0)), ((wide, 4.0), (narrow, 2.0)), 1, tuple(keeps))
 
 
+GATE_CHAINS: Final[dict[float, tuple[float, float, int, tuple[str, ...]]]] = {
+    0.0: (14.0, 26.0, 3, ("gate", "other")), HALF: (18.0, 38.0, 4, ("gate", "other", "product")),
+    4.0: (26.0, 56.0, 5, ("gate", "other", "product")),
+}  # fmt: skip
+"""Bytes of the probability that weighs a row (0: none) -> bytes per element of one half forward and backward, kernels and kept
+tensors beside the input of gates that Megatron-LM does not fuse (core/transformer/mlp.py and moe/experts.py since August 2025): the
+non-linearity (4 bytes), the other half plus glu_linear_offset (4) and their product (6); backward two products (12), the
+non-linearity (6) and the halves' gradients joined (8). What an expert's makes is weighed (4); backward the gradients of what was
+weighed (4) and of the weight, a product summed over the width (8). In fp32 6 and a cast back (6); backward a cast (6), 8 with one
+more (6) and 10."""
 GELU_CHAINS: Final[dict[str, tuple[float, float, int, tuple[float, ...]]]] = {
     "gelu_new": (36.0, 56.0, 8, (HALF,) * 4), "gelu_fast": (42.0, 72.0, 9, (HALF,) * 7), "quick_gelu": (14.0, 28.0, 3, (HALF,) * 2),
     "gelu_new_fp32": (76.0, 118.0, 10, (4.0, 4.0, 4.0, HALF)),

@@ -114,7 +114,7 @@ def _dropped(layer: Layer, plan: KernelPlan, module: Module) -> set[str]:
             continue
         edge = name in layer.tensor
         leaves = edge and any(node.module not in module.nodes for node in layer.consumers.get(name, ()))
-        if edge if module.discards else not leaves:
+        if module.discards or not leaves:
             found.add(name)
     return found
 

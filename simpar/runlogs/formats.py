@@ -35,8 +35,8 @@ PARSERS: Final[Registry[type[Parser]]] = Registry(
 """Name -> reader of lines; where a log fits several, the first with steps counts."""
 WRITTEN_BY: Final[dict[str, tuple[str, ...]]] = {
     "megatron": (
-        "megatron-core", "megatron-bridge", "megatron-bridge-tuning", "nemo", "megatron-deepspeed", "zero-bubble", "aa-scaling",
-        "internevo",
+        "megatron-core", "megatron-bridge", "megatron-bridge-tuning", "megatron-bridge-defaults", "nemo", "megatron-deepspeed",
+        "zero-bubble", "aa-scaling", "internevo",
     ),
     "torchtitan": ("torchtitan", "torch-fsdp"),
     "nanotron": ("nanotron",),

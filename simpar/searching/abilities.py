@@ -124,7 +124,7 @@ ANY: Final = "any"
 """No framework's limits."""
 LAUNCHED_AS: Final = {
     "nemo": "megatron-core", "megatron-bridge": "megatron-core", "megatron-bridge-tuning": "megatron-core",
-    "trl": "transformers", "swift": "transformers", "torchtune": "transformers",
+    "megatron-bridge-defaults": "megatron-core", "trl": "transformers", "swift": "transformers", "torchtune": "transformers",
 }  # fmt: skip
 """Frameworks that run what another one does, through its options."""
 

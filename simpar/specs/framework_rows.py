@@ -179,6 +179,15 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
                 "Nemotron and hybrids (models/llama/llama_bridge.py, nemotron_bridge.py, hybrid_provider.py)"),
         ),
     ),
+    "megatron-bridge-defaults": (
+        "megatron-bridge-tuning",
+        (
+            Row((2025, 9), {"gate_chains": True},
+                "they leave bias_activation_fusion off as well, but of DeepSeek, GLM, gpt-oss, Kimi, Llama and towers (models/"
+                "deepseek, glm, gpt_oss, kimi, llama, qwen_vl); performance recipes of Qwen3 switch it on (scripts/performance/"
+                "configs/qwen)"),
+        ),
+    ),
     "megatron-deepspeed": (
         "megatron-core",
         (
