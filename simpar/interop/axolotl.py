@@ -14,8 +14,10 @@ from simpar.interop.finetune import (
     fine_tunes,
     hub_name,
     lora_modules,
+    offloaded_together,
     replicas_and_shards,
     rules,
+    whole_activations,
 )
 from simpar.interop.launch import beside, torchrun
 from simpar.interop.meaning import data_ranks, meaning, recompute_of
@@ -40,14 +42,11 @@ def violations(scenario: Scenario) -> list[Violation]:
 
 def _rules(scenario: Scenario) -> Iterator[Violation]:
     plan = scenario.plan
-    if plan.tp > 1 and plan.sequence_parallel:
-        yield Violation("plan.sequence_parallel", True, "axolotl's tensor parallelism keeps activations whole", "false")
+    yield from whole_activations(scenario, "axolotl")
     if plan.cp > 1 and plan.cp_style != "ring":
         yield Violation("plan.cp_style", plan.cp_style, "axolotl passes keys and values in a ring", "ring")
-    if not huggingface.uses_deepspeed(scenario) and plan.offload.optimizer and not plan.offload.parameters:
-        yield Violation(
-            "plan.offload", plan.offload.model_dump(), "FSDP sends states to the host with parameters", "optimizer and parameters"
-        )
+    if not huggingface.uses_deepspeed(scenario):
+        yield from offloaded_together(scenario)
 
 
 def configuration(scenario: Scenario) -> dict[str, Any]:

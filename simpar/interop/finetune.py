@@ -86,6 +86,21 @@ def whole_sequences(scenario: Scenario, framework: str) -> Iterator[Violation]:
         yield Violation("training.document_lengths", scenario.training.document_lengths, rule, "leave it out, or plan.cp = 1")
 
 
+def whole_activations(scenario: Scenario, framework: str) -> Iterator[Violation]:
+    """A violation where tensor-parallel ranks share the activations between matmuls, as no fine-tuning framework's do."""
+    if scenario.plan.tp > 1 and scenario.plan.sequence_parallel:
+        rule = f"{framework}'s tensor parallelism keeps activations whole"
+        yield Violation("plan.sequence_parallel", True, rule, "false")
+
+
+def offloaded_together(scenario: Scenario) -> Iterator[Violation]:
+    """A violation where FSDP would keep the optimizer's states on the host and parameters on the device."""
+    offload = scenario.plan.offload
+    if offload.optimizer and not offload.parameters:
+        rule = "FSDP sends states to the host with parameters"
+        yield Violation("plan.offload", offload.model_dump(), rule, "optimizer and parameters")
+
+
 def data_comment(scenario: Scenario) -> str:
     """A comment line over a file that says "packed": what it does not, the documents' lengths; empty without such."""
     text = documents_text(scenario)

@@ -15,8 +15,10 @@ from simpar.interop.finetune import (
     fine_tunes,
     hub_name,
     lora_modules,
+    offloaded_together,
     replicas_and_shards,
     rules,
+    whole_activations,
     whole_sequences,
 )
 from simpar.interop.launch import beside, nodes_and_gpus
@@ -53,8 +55,7 @@ def _rules(scenario: Scenario) -> Iterator[Violation]:
         yield Violation("training.fused_kernels", False, rule, 'true, or cross_entropy = "auto"')
     if plan.tp > 1 and plan.zero_stage != 3:
         yield Violation("plan.tp", plan.tp, "accelerate splits matmuls beside FSDP 2 alone", "1, or zero_stage = 3")
-    if plan.tp > 1 and plan.sequence_parallel:
-        yield Violation("plan.sequence_parallel", True, "the Trainer's tensor parallelism keeps activations whole", "false")
+    yield from whole_activations(scenario, "the Trainer")
     if plan.cp > 1 and (plan.zero_stage != 3 or plan.cp_style == "ulysses"):
         yield Violation(
             "plan.cp", plan.cp, "accelerate's context parallelism goes with FSDP 2", 'zero_stage = 3, cp_style = "all_gather"'
@@ -65,10 +66,8 @@ def _rules(scenario: Scenario) -> Iterator[Violation]:
         )
     if uses_deepspeed(scenario) and (found := deepspeed.violations(scenario)):
         yield from (v for v in found if v.field in ("plan.shard_size", "plan.offload.optimizer", "plan.cp_style"))
-    elif plan.offload.optimizer and not plan.offload.parameters:
-        yield Violation(
-            "plan.offload", plan.offload.model_dump(), "FSDP sends states to the host with parameters", "optimizer and parameters"
-        )
+    else:
+        yield from offloaded_together(scenario)
 
 
 def uses_deepspeed(scenario: Scenario) -> bool:

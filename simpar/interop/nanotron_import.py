@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field
 from simpar.boundary import parse_yaml, reader
 from simpar.errors import InputError, Violation
 from simpar.interop.carried import Imported, Reading, settled_on_gpus
+from simpar.interop.resolved import inner
 from simpar.specs.base import Spec, validate
 from simpar.specs.layer_split import split_by_cost
 from simpar.specs.model import TransformerSpec
@@ -124,8 +125,8 @@ def _warnings(table: dict[str, Any], file: str, accept: Collection[str]) -> list
     Raises:
         InputError: what makes another model or step and is not read, where it is not in `accept`.
     """
-    config = _inner(table, "model", "model_config")
-    experts = _inner(config, "moe_config")
+    config = inner(table, "model", "model_config")
+    experts = inner(config, "moe_config")
     layers = experts.get("layers", [-1])
     kinds = [name for name, on in config.items() if on is True and _KIND.fullmatch(name) and name not in _KINDS]
     another: list[tuple[str, Any]] = [(f"model.model_config.{name}", True) for name in kinds]
@@ -141,8 +142,8 @@ def _warnings(table: dict[str, Any], file: str, accept: Collection[str]) -> list
         )
     found = [f"{name} = {value}: left out, as accepted; the model is another one without it" for name, value in another]
     for part, section, usual in (
-        (_inner(table, "parallelism"), "parallelism", {"tp_recompute_allgather": True}),
-        (_inner(table, "model"), "model", {"ddp_bucket_cap_mb": 25}),
+        (inner(table, "parallelism"), "parallelism", {"tp_recompute_allgather": True}),
+        (inner(table, "model"), "model", {"ddp_bucket_cap_mb": 25}),
         (config, "model.model_config", _USUAL),
         (experts, "model.model_config.moe_config", {"token_dispatcher_type": "alltoall"}),
     ):
@@ -150,12 +151,6 @@ def _warnings(table: dict[str, Any], file: str, accept: Collection[str]) -> list
             if part.get(name) not in (value, None):
                 found.append(f"{section}.{name} = {part[name]} is not read; taken as {value}")
     return found
-
-
-def _inner(table: dict[str, Any], *names: str) -> dict[str, Any]:
-    for name in names:
-        table = found if isinstance(found := table.get(name), dict) else {}
-    return table
 
 
 def read_config(text: str, file: str = "", accept: Collection[str] = ()) -> Reading:

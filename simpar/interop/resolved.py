@@ -20,6 +20,13 @@ def nested(table: Mapping[str, Any], path: str, default: Any = None) -> Any:
     return value
 
 
+def inner(table: dict[str, Any], *names: str) -> dict[str, Any]:
+    """The table of a table at `names`, empty where there is none."""
+    for name in names:
+        table = found if isinstance(found := table.get(name), dict) else {}
+    return table
+
+
 def whole(value: Any, path: str, file: str) -> int:
     """A whole number.
 

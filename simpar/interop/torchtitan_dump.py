@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from simpar.interop.resolved import inner
+
 
 def renamed(table: dict[str, Any]) -> dict[str, Any]:
     """A configuration of 2026, which counts tokens, in the names of v0.2.2, which counts sequences."""
@@ -24,23 +26,18 @@ def renamed(table: dict[str, Any]) -> dict[str, Any]:
 
 def _as_built(found: dict[str, Any], spec: dict[str, Any]) -> None:
     """What the classes of 2026 call otherwise, put in the sections of v0.2.2."""
-    built = _inner(spec, "model")
+    built = inner(spec, "model")
     sizes: dict[str, Any] = {name: built[name] for name in ("dim", "vocab_size") if name in built}
     if isinstance(layers := built.get("layers"), list):
         sizes["layers"] = len(layers)
     found["model"] = {"name": spec.get("name"), "flavor": spec.get("flavor"), **sizes, "adapters": _adapted(built)}
     found["activation_checkpoint"] = _checkpointing(found.get("activation_checkpoint"))
-    compiled, optimizer = _inner(found, "compile"), _inner(found, "optimizer")
+    compiled, optimizer = inner(found, "compile"), inner(found, "optimizer")
     if "enable_async_tensor_parallel" in compiled:
-        _inner(found, "parallelism")["enable_async_tensor_parallel"] = compiled.pop("enable_async_tensor_parallel")
+        inner(found, "parallelism")["enable_async_tensor_parallel"] = compiled.pop("enable_async_tensor_parallel")
     groups = optimizer.pop("param_groups", None)
     if names := {str(g.get("optimizer_name")) for g in groups if isinstance(g, dict)} if isinstance(groups, list) else set():
         optimizer["name"] = ", ".join(sorted(names))
-
-
-def _inner(table: dict[str, Any], name: str) -> dict[str, Any]:
-    found = table.get(name)
-    return found if isinstance(found, dict) else {}
 
 
 def _adapted(part: Any) -> bool:

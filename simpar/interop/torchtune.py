@@ -11,8 +11,10 @@ from simpar.interop.finetune import (
     QV,
     data_comment,
     fine_tunes,
+    offloaded_together,
     replicas_and_shards,
     rules,
+    whole_activations,
     whole_sequences,
 )
 from simpar.interop.launch import beside, nodes_and_gpus
@@ -71,12 +73,8 @@ def _rules(scenario: Scenario) -> Iterator[Violation]:
     if training.optimizer_in_backward and microbatches(scenario) > 1:
         rule = "torchtune updates in the backward of one micro-batch"
         yield Violation("training.optimizer_in_backward", True, rule, "a global batch of one micro-batch per rank, or false")
-    if plan.tp > 1 and plan.sequence_parallel:
-        yield Violation("plan.sequence_parallel", True, "torchtune's tensor parallelism keeps activations whole", "false")
-    if plan.offload.optimizer and not plan.offload.parameters:
-        yield Violation(
-            "plan.offload", plan.offload.model_dump(), "FSDP sends states to the host with parameters", "optimizer and parameters"
-        )
+    yield from whole_activations(scenario, "torchtune")
+    yield from offloaded_together(scenario)
 
 
 def recipe_name(scenario: Scenario) -> str:

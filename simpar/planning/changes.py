@@ -44,7 +44,7 @@ def assigned(table: dict[str, Any], assignment: str) -> dict[str, Any]:
     if not equals or not path.strip() or not text.strip():
         raise InputError(f"--set {assignment}: write it as field=value, such as cluster.num_nodes=256 or phases.0.tokens=2T")
     try:
-        return with_value(table, path, _value(text))
+        return with_value(table, path, toml_value(text))
     except InputError as error:
         raise InputError(f"--set {assignment}: {error}") from None
 
@@ -78,12 +78,7 @@ def parse_sweep(text: str) -> tuple[str, list[object]]:
     match = _RANGE.match(values)
     if match:
         return field.strip(), _range(text, match)
-    return field.strip(), [_value(part.strip()) for part in values.split(",") if part.strip()]
-
-
-def _value(text: str) -> object:
-    """A TOML value; bare words and quantities are strings."""
-    return toml_value(text)
+    return field.strip(), [toml_value(part.strip()) for part in values.split(",") if part.strip()]
 
 
 def _range(text: str, match: re.Match[str]) -> list[object]:

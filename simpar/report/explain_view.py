@@ -11,19 +11,10 @@ from rich.text import Text
 
 from simpar.report.explain import CLOSE, KINDS
 from simpar.report.step_table import advice, waterfall_table
+from simpar.result.categories import title_of
 from simpar.result.result import Result
 from simpar.units import format_bytes, format_seconds
 
-TITLES: Final = {
-    "expert_matmul": "matmul of experts", "memory_bound": "memory-bound kernels", "cast": "casts",
-    "recompute": "recomputation", "launch": "launch gaps", "tp": "tensor parallel", "cp": "context parallel",
-    "ep": "expert parallel", "pp": "pipeline sends", "bubble": "pipeline bubble and imbalance", "dp": "data parallel",
-    "interference": "compute slowed by collectives", "host": "offload to the host", "skew": "waits for other ranks' reductions",
-    "calibration": "constants fitted on other runs", "unexplained": "no part of the step",
-    "fsdp_buffers": "buffers of full sharding", "fragmentation": "reserved, not allocated", "nccl": "NCCL",
-    "context": "CUDA context", "workspaces": "workspaces of matrix products",
-}  # fmt: skip
-"""Categories of a step and of its memory in words, where their names are not."""
 _LEAST_SHARE: Final = 0.005
 """Parts that hold less of a gap have no row in the table."""
 _TENSORS: Final = 8
@@ -47,7 +38,7 @@ def explain_report(result: Result, found: dict[str, Any]) -> RenderableType:
     parts += [Text(""), waterfall_table(result), Text("")]
     widest = Table("the 80 % interval hangs on (added in quadrature)", "seconds either way", box=None)
     for name, seconds in interval["dominated_by"].items():
-        widest.add_row(_title(name), f"{seconds:.3g}")
+        widest.add_row(title_of(name), f"{seconds:.3g}")
     parts += [widest, Text(""), _near_table(result, found["neighbours"])]
     if "measured" in found:
         parts += _gap_lines(found["measured"])
@@ -84,10 +75,6 @@ def _run_lines(run: Mapping[str, Any]) -> list[RenderableType]:
     return [title, head, table, *checks]
 
 
-def _title(name: str) -> str:
-    return TITLES.get(name, name.replace("_", " "))
-
-
 def _tensor_lines(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
     """The largest of what comes and goes."""
     table = Table("largest tensors at the peak", "alive", "GiB", "held for", box=None)
@@ -119,7 +106,7 @@ def _gap_lines(m: Mapping[str, Any]) -> list[RenderableType]:
     for row in (r for r in m["explanation"] if r["share"] >= _LEAST_SHARE):
         now, then = row["predicted_s"], row["predicted_s"] + row["seconds"]
         known = row["part"] != "unexplained"
-        table.add_row(_title(row["part"]), f"{row['seconds']:+.3g}", f"{row['share']:.0%}", f"{now:.3g}" if known else "",
+        table.add_row(title_of(row["part"]), f"{row['seconds']:+.3g}", f"{row['share']:.0%}", f"{now:.3g}" if known else "",
                       f"{then:.3g}" if known else "")  # fmt: skip
     parts: list[RenderableType] = [Text(text, style="bold"), table]
     if m["below_ideal"]:
@@ -139,6 +126,6 @@ def _memory_lines(m: Mapping[str, Any]) -> list[RenderableType]:
     table = Table(f"the gap of {m['gap'] / 2**30:+.2f} GiB most probably lies in", "GiB", "share", "predicted", box=None)
     for row in (r for r in m["explanation"] if r["share"] >= _LEAST_SHARE):
         known = row["part"] != "unexplained"
-        table.add_row(_title(row["part"]), f"{row['bytes'] / 2**30:+.2f}", f"{row['share']:.0%}",
+        table.add_row(title_of(row["part"]), f"{row['bytes'] / 2**30:+.2f}", f"{row['share']:.0%}",
                       f"{row['predicted'] / 2**30:.2f}" if known else "")  # fmt: skip
     return [Text(text, style="bold"), table]

@@ -229,6 +229,20 @@ def thinned(result: Result, lanes: list[_Lane], limit: int = MAX_RECTANGLES) -> 
     )
 
 
+def legend(program: Program, drawn: Rectangles, idle: Waits) -> tuple[list[tuple[str, str, str]], IntArray]:
+    """Name and colours of every kind of what is drawn, and the kinds [rectangles + waits] as indices of them."""
+    own = np.where(drawn.folded, -1, program.kind[drawn.first])
+    kinds, causes = [k for k in KINDS if (own == int(k)).any()], np.unique(idle.cause)
+    named = [KINDS[k] for k in kinds] + ([FOLDED] if drawn.folded.any() else [])
+    # The last place is that of folded rectangles, whose kind is -1.
+    place = np.full(max(int(k) for k in OpKind) + 2, len(kinds))
+    place[[int(k) for k in kinds]] = np.arange(len(kinds))
+    waiting = len(named) + np.searchsorted(causes, idle.cause)
+    names = list(WAITS)
+    named += [(WAITS[names[cause]], palette.WAITS[names[cause]], palette.WAITS[names[cause]]) for cause in causes]
+    return named, np.concatenate([place[own], waiting])
+
+
 def gantt(result: Result, limit: int = MAX_RECTANGLES) -> dict[str, Any]:
     """Everything the page's script needs to draw the Gantt and to say what is under the pointer."""
     roles = shown_roles(result)
@@ -238,19 +252,9 @@ def gantt(result: Result, limit: int = MAX_RECTANGLES) -> dict[str, Any]:
     signatures, tables = _terms(result, drawn)
     strips, idle = waits(result, roles, len(lanes))
     lanes += strips
-    causes = sorted({*idle.cause.tolist()})
     program = result.program
     microbatch = program.microbatch[drawn.first]
-    own = program.kind[drawn.first[~drawn.folded]]
-    kinds = [k for k in KINDS if (own == int(k)).any()]
-    position = np.full(max(int(k) for k in OpKind) + 1, -1)
-    position[[int(k) for k in kinds]] = np.arange(len(kinds))
-    kind = np.where(drawn.folded, len(kinds), position[program.kind[drawn.first]])
-    named = [KINDS[k] for k in kinds] + ([FOLDED] if drawn.folded.any() else [])
-    names = list(WAITS)
-    place = np.zeros(len(names), dtype=np.int64)
-    place[causes] = len(named) + np.arange(len(causes))
-    named += [(WAITS[names[cause]], palette.WAITS[names[cause]], palette.WAITS[names[cause]]) for cause in causes]
+    named, kind = legend(program, drawn, idle)
     nothing = np.zeros(len(idle.lane))
     length = np.concatenate([drawn.finish - drawn.start, idle.length]) * factor
     busy = np.concatenate([drawn.busy, idle.length]) * factor
@@ -262,7 +266,7 @@ def gantt(result: Result, limit: int = MAX_RECTANGLES) -> dict[str, Any]:
         "ticks": [f"rank {s.pipeline_rank}" + (" (slowest)" if s.pipeline else "") + _gpu(result, s.pipeline_rank) for s in roles],
         "lanes": [[round(lane.top, 4), round(lane.bottom, 4), lane.title] for lane in lanes],
         "lane": packed(np.concatenate([drawn.lane, idle.lane]), "int16"),
-        "kind": packed(np.concatenate([kind, place[idle.cause]]), "int8"),
+        "kind": packed(kind, "int8"),
         "odd": packed(np.concatenate([np.where((microbatch >= 0) & ~drawn.folded, microbatch % 2, 0), nothing]), "int8"),
         "start": packed(np.concatenate([drawn.start, idle.start]) * factor, "float64"),
         "length": packed(length),

@@ -15,9 +15,10 @@ from simpar.program.program import COMPUTE_KINDS, OpKind
 from simpar.readings import TENTH
 from simpar.report.gantt import KINDS
 from simpar.report.page import Cards, Table, tiles
-from simpar.report.search_points import Point, name_of, points_of
+from simpar.report.search_points import Point, points_of
 from simpar.report.search_view import proof, trade_text, turn
 from simpar.report.step_figures import figure
+from simpar.result.categories import title_of
 from simpar.result.result import Result
 from simpar.searching.answer import Answer
 from simpar.searching.objective import dominates
@@ -167,7 +168,7 @@ def _scatter(points: list[Point], answer: Answer) -> dict[str, Any] | None:
         mine = [p for p in points if p.bottleneck == name]
         color, symbol = _BOTTLENECKS.get(name, ("#555555", "star"))
         data.append({
-            "type": "scatter", "mode": "markers", "name": name_of(name), "x": [p.device_bytes / gib for p in mine],
+            "type": "scatter", "mode": "markers", "name": title_of(name), "x": [p.device_bytes / gib for p in mine],
             "y": [p.step_time_s for p in mine], "text": [p.hover for p in mine], "hovertemplate": "%{text}<extra></extra>",
             "marker": {"size": 10, "color": color, "symbol": symbol, "line": {"width": 1, "color": "#ffffff"}},
         })  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Final
 
-from simpar.report.search_view import CATEGORIES
+from simpar.result.categories import largest_loss, title_of
 from simpar.result.interpret import interpret
 from simpar.result.result import Result
 from simpar.searching.answer import Answer
@@ -52,24 +52,13 @@ class Point:
         """Shown under the pointer."""
         return (
             f"{self.choice}<br>{format_seconds(self.step_time_s)}, MFU {self.mfu:.1%}, {format_bytes(self.device_bytes)}"
-            f"<br>{self.num_gpus:,} GPUs, most lost to: {name_of(self.bottleneck)}"
+            f"<br>{self.num_gpus:,} GPUs, most lost to: {title_of(self.bottleneck)}"
         )
 
     @property
     def metrics(self) -> dict[str, float]:
         """Time and memory."""
         return {"step_time_s": self.step_time_s, "peak_memory_bytes": self.device_bytes}
-
-
-def name_of(category: str) -> str:
-    """A category of time in words."""
-    return CATEGORIES.get(category, category.replace("_", " "))
-
-
-def bottleneck(result: Result) -> str:
-    """The category that costs most beside matmuls and attention."""
-    others = {n: s for n, s in result.breakdown.items() if n not in ("matmul", "attention", "expert_matmul")}
-    return max(others, key=lambda n: others[n], default="")
 
 
 def points_of(answer: Answer) -> list[Point]:
@@ -116,4 +105,4 @@ def _simulated(found: Found, choice: Choice) -> Result:
 
 def _point(choice: Choice, result: Result, *, chosen: bool = False) -> Point:
     bytes_ = result.worst_rank.device_bytes
-    return Point(choice, result.step_time_s, bytes_, bottleneck(result), result.mfu, result.world_size, chosen)
+    return Point(choice, result.step_time_s, bytes_, largest_loss(result.breakdown), result.mfu, result.world_size, chosen)

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from simpar.report.width import ByWidth, rich_table
+from simpar.result.categories import largest_loss, title_of
 from simpar.result.result import Result
 from simpar.searching.answer import CANNOT_LAUNCH, Answer, Candidate
 from simpar.searching.find import Watch
@@ -20,12 +21,6 @@ from simpar.searching.runner_up import RunnerUp, Trade
 from simpar.searching.why import Shortage, Why
 from simpar.units import format_bytes, format_seconds
 
-CATEGORIES: Final = {
-    "bubble": "pipeline bubble", "tp": "tensor parallel", "cp": "context parallel", "ep": "expert parallel", "dp": "data parallel",
-    "pp": "pipeline sends", "memory_bound": "memory-bound kernels", "cast": "casts", "launch": "launch gaps",
-    "recompute": "recomputation", "interference": "compute slowed by collectives", "expert_matmul": "matmuls of the experts",
-    "host": "offload to the host", "skew": "waits for other ranks' reductions",
-}  # fmt: skip
 NARROW: Final = 100
 WIDE: Final = 140
 """Columns from which layouts stand beside their numbers, and from which there is room for more numbers."""
@@ -110,7 +105,7 @@ def _layouts(answer: Answer, width: int) -> RenderableType:
 
 def trade_text(found: Trade, step_s: float) -> str:
     """Why a design is not the first, in one line: what takes how much of the first one's step more or less, and the memory."""
-    reasons = ", ".join(f"{CATEGORIES.get(n, n)} {more / step_s:+.1%}" for n, more in found.by_category_s.items())
+    reasons = ", ".join(f"{title_of(n)} {more / step_s:+.1%}" for n, more in found.by_category_s.items())
     memory = ("-" if found.peak_memory_bytes < 0 else "+") + format_bytes(abs(found.peak_memory_bytes))
     return f"{found.step_time_s / step_s:+.1%}: {reasons or 'the same parts'}; memory {memory}"
 
@@ -144,9 +139,8 @@ def _short(value: object) -> str:
 
 def _largest_loss(result: Result) -> str:
     """What takes most of the step beside products, with its share."""
-    losses = {n: s for n, s in result.breakdown.items() if n not in ("matmul", "attention", "expert_matmul")}
-    name = max(losses, key=losses.__getitem__, default="")
-    return f"{CATEGORIES.get(name, name.replace('_', ' '))} {losses[name] / result.step_time_s:.0%}" if name else ""
+    name = largest_loss(result.breakdown)
+    return f"{title_of(name)} {result.breakdown[name] / result.step_time_s:.0%}" if name else ""
 
 
 def _runner_up(other: RunnerUp) -> Text:
@@ -161,7 +155,7 @@ def _runner_up(other: RunnerUp) -> Text:
 
 def turn(name: str, factor: float) -> str:
     """A turning point in words."""
-    return f"{CATEGORIES.get(name, name.replace('_', ' '))} took {factor:.2f} x as long"
+    return f"{title_of(name)} took {factor:.2f} x as long"
 
 
 def _rejected(answer: Answer) -> Table:

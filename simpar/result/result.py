@@ -14,6 +14,7 @@ from simpar.engine.timeline import Timeline
 from simpar.parallel.layout import Layout
 from simpar.program.program import COMPUTE_KINDS, Program
 from simpar.result.accounting import Accounting, compute_counts
+from simpar.result.categories import PRODUCTS, title_of
 from simpar.result.ideal import ideal_seconds, mfu_peak_flops_per_s
 from simpar.result.interval import Interval, Moved
 from simpar.result.memory import RankMemory
@@ -25,6 +26,12 @@ MFU_DEFINITION = (
     "model FLOPs of all matmuls and of causal attention (lower triangle only), forward + 2x backward (1x for frozen weights), "
     "over the bf16 peak"
 )
+_LOSSES = {
+    "memory_bound": "", "cast": "", "recompute": "", "launch": "", "tp": ", exposed", "cp": ", exposed", "ep": ", exposed",
+    "pp": ", exposed", "bubble": " and imbalance", "dp": ", exposed", "optimizer": "", "skew": "", "interference": "",
+    "host": ", exposed",
+}  # fmt: skip
+"""What the waterfall shows between the products and the step, in its order -> what it adds to the category's title."""
 
 
 @dataclass(frozen=True)
@@ -192,17 +199,9 @@ class Result:
         """Step time from the ideal (model FLOPs at peak) to the predicted, in seconds; the entries add up to the step."""
         ideal = self.ideal_s
         b = self.breakdown
-        kernels = b.get("matmul", 0.0) + b.get("attention", 0.0) + b.get("expert_matmul", 0.0)
+        kernels = sum(b.get(name, 0.0) for name in PRODUCTS)
         steps = [("ideal: model FLOPs at peak", ideal), ("matmul and attention below peak", kernels - ideal)]
-        names = {
-            "memory_bound": "memory-bound kernels", "cast": "casts", "recompute": "recomputation", "launch": "launch gaps",
-            "tp": "tensor parallel, exposed",
-            "cp": "context parallel, exposed", "ep": "expert parallel, exposed", "pp": "pipeline sends, exposed",
-            "bubble": "pipeline bubble and imbalance", "dp": "data parallel, exposed", "optimizer": "optimizer",
-            "skew": "waits for other ranks' reductions", "interference": "compute slowed by collectives",
-            "host": "offload to the host, exposed",
-        }  # fmt: skip
-        steps += [(text, b[key]) for key, text in names.items() if abs(b.get(key, 0.0)) > 1e-9]
+        steps += [(title_of(name) + more, b[name]) for name, more in _LOSSES.items() if abs(b.get(name, 0.0)) > 1e-9]
         return steps
 
     def to_json(self) -> dict[str, Any]:

@@ -6,9 +6,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from simpar.report import palette
 from simpar.report.encode import packed, time_unit
-from simpar.report.gantt import FOLDED, KINDS, WAITS, lanes_of, thinned, waits
+from simpar.report.gantt import lanes_of, legend, thinned, waits
 from simpar.report.shown import drawn_s, shown_roles
 from simpar.result.result import Result
 
@@ -24,18 +23,13 @@ def canvas_data(result: Result) -> tuple[dict[str, Any], str]:
     program = result.program
     unit, factor = time_unit(drawn_s(result))
     strips, idle = waits(result, roles, len(lanes))
-    own = program.kind[drawn.first]
-    present = [k for k in KINDS if ((own == int(k)) & ~drawn.folded).any()]
-    index = np.full(int(max(KINDS, key=int)) + 1, len(present))
-    index[[int(k) for k in present]] = np.arange(len(present))
     microbatch = program.microbatch[drawn.first]
     height = int(min(max(len(roles) * _ROW, _FEW[0]), _FEW[1])) + _AXIS
-    kinds = [list(KINDS[k]) for k in present] + ([list(FOLDED)] if drawn.folded.any() else [])
+    kinds, kind = legend(program, drawn, idle)
     none = np.full(len(idle.lane), -1)
-    kind = np.concatenate([np.where(drawn.folded, len(present), index[own]), len(kinds) + idle.cause])
     data = {
         "unit": unit, "step": drawn_s(result) * factor, "height": height,
-        "kinds": kinds + [[name, *[palette.WAITS[cause]] * 2] for cause, name in WAITS.items()],
+        "kinds": kinds,
         "ranks": [f"rank {role.pipeline_rank}" for role in roles],
         "lanes": [[round(lane.top, 4), round(lane.bottom, 4), lane.title] for lane in [*lanes, *strips]],
         "lane": packed(np.concatenate([drawn.lane, idle.lane]), "int16"), "kind": packed(kind, "int8"),

@@ -13,8 +13,8 @@ from simpar.report.serve.nearest import Nearest
 from simpar.report.serve.preview import Preview
 from simpar.report.serve.questions import Said
 from simpar.report.serve.state import Bases, State
+from simpar.report.step_table import unit_of
 from simpar.searching.choice import recompute_text
-from simpar.specs.architecture import TokenModel
 from simpar.units import format_bytes, format_seconds
 
 Row = tuple[str, str, bool]
@@ -24,13 +24,12 @@ Row = tuple[str, str, bool]
 def headline(answer: Answer) -> list[tuple[str, str, str, str]]:
     """(id, label, number, more) of every tile."""
     result, run = answer.result, answer.run
-    unit = "tokens" if isinstance(answer.scenario.model, TokenModel) else "samples"
     low, high = result.step_interval.low, result.step_interval.high
     worst = result.worst_rank
     verdict = "fits" if result.fits else "DOES NOT FIT"
     return [
         ("step", "step time", format_seconds(result.step_time_s), f"80 %: {format_seconds(low)} to {format_seconds(high)}"),
-        ("rate", f"{unit}/s", f"{result.tokens_per_s:,.0f}", f"{result.tokens_per_s_per_gpu:,.1f} per GPU"),
+        ("rate", f"{unit_of(result)}/s", f"{result.tokens_per_s:,.0f}", f"{result.tokens_per_s_per_gpu:,.1f} per GPU"),
         ("mfu", "MFU", f"{result.mfu:.1%}", f"{result.model_flops_per_s_per_gpu / 1e12:,.0f} TFLOP/s per GPU"),
         ("bubble", "pipeline bubble", f"{result.bubble_fraction:.1%}", f"{result.layout.num_microbatches} micro-batches"),
         ("memory", f"memory: {verdict}", format_bytes(worst.device_bytes),
