@@ -29,7 +29,8 @@ from simpar.evidence.intervals import (
 )
 from simpar.evidence.pooled import LeftOut, candidates, fit, gated, select
 from simpar.evidence.predicted import predict, stalled
-from simpar.evidence.samples import MOST_ROWS, Data, Peak, Sample, errors, evenly, sample_of
+from simpar.evidence.run_type import Measured
+from simpar.evidence.samples import MOST_ROWS, Data, Peak, Sample, errors, evenly, seen_of
 from simpar.specs.base import data_dir
 from simpar.specs.calibration import (
     FACTORS,
@@ -319,7 +320,7 @@ def test_a_run_is_split_around_the_constants_in_force() -> None:
     with calibrated_by(entries):
         step = predict(scenario).step_time_s
     for start, tolerance in ((entries, 1e-9), ((), 0.05)):
-        split = sample_of(scenario, "source", "model", step, start)
+        split, _ = seen_of(scenario, "source", "model", Measured(step_time_s=step), start)
         assert split is not None
         assert errors(Data.of([split]), entries)[0] == pytest.approx(0.0, abs=tolerance)
 
