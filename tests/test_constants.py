@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from simpar.cli.app import app
 from simpar.evidence.constants_md import constants_text, readme_table, write_readme
-from simpar.evidence.fit_constants import left_out, unseen_table
+from simpar.evidence.fit_constants import as_toml, left_out, unseen_table
 from simpar.evidence.intervals import (
     covered,
     interval_entries,
@@ -34,6 +34,7 @@ from simpar.evidence.samples import MOST_ROWS, Data, Peak, Sample, errors, evenl
 from simpar.specs.base import data_dir
 from simpar.specs.calibration import (
     FACTORS,
+    FILE,
     KNOWN,
     SECONDS,
     UNFAMILIAR,
@@ -358,6 +359,10 @@ def test_unseen_errors_are_given_by_family_and_by_source() -> None:
     by_source = [r for r in rows if r.source != "*"]
     assert sum(r.rows for r in by_source) == rows[0].rows
     assert len(by_source) == rows[0].sources
+
+
+def test_the_registry_is_written_as_it_is_shipped() -> None:
+    assert as_toml(constants(), unseen()) == FILE.read_text(encoding="utf-8")
 
 
 def test_the_page_of_constants_is_that_of_the_shipped_file() -> None:
