@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from simpar.cli.app import app
 from simpar.evidence.constants_md import constants_text, readme_table, write_readme
-from simpar.evidence.fit_constants import left_out, unseen_table
+from simpar.evidence.fit_constants import as_toml, left_out, unseen_table
 from simpar.evidence.intervals import (
     covered,
     interval_entries,
@@ -29,11 +29,13 @@ from simpar.evidence.intervals import (
 )
 from simpar.evidence.pooled import LeftOut, candidates, fit, gated, select
 from simpar.evidence.predicted import predict, stalled
-from simpar.evidence.samples import MOST_ROWS, Data, Peak, Sample, errors, evenly, sample_of
+from simpar.evidence.run_type import Measured
+from simpar.evidence.samples import MOST_ROWS, Data, Peak, Sample, errors, evenly, seen_of
 from simpar.specs.base import data_dir
 from simpar.specs.calibration import (
     ANY,
     FACTORS,
+    FILE,
     KNOWN,
     SECONDS,
     UNFAMILIAR,
@@ -321,7 +323,7 @@ def test_a_run_is_split_around_the_constants_in_force() -> None:
     with calibrated_by(entries):
         step = predict(scenario).step_time_s
     for start, tolerance in ((entries, 1e-9), ((), 0.05)):
-        split = sample_of(scenario, "source", "model", step, start)
+        split, _ = seen_of(scenario, "source", "model", Measured(step_time_s=step), start)
         assert split is not None
         assert errors(Data.of([split]), entries)[0] == pytest.approx(0.0, abs=tolerance)
 
@@ -359,6 +361,10 @@ def test_unseen_errors_are_given_by_family_and_by_source() -> None:
     by_source = [r for r in rows if r.source != "*"]
     assert sum(r.rows for r in by_source) == rows[0].rows
     assert len(by_source) == rows[0].sources
+
+
+def test_the_registry_is_written_as_it_is_shipped() -> None:
+    assert as_toml(constants(), unseen()) == FILE.read_text(encoding="utf-8")
 
 
 def test_the_page_of_constants_is_that_of_the_shipped_file() -> None:

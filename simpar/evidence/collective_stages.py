@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -11,7 +13,10 @@ from simpar.evidence.collective_cells import LARGE, Cell, Harnesses, Key, errors
 from simpar.evidence.robust import Array, Parameter, minimise, nested
 from simpar.specs.collective_constants import NetworkConstants, ScaleUpConstants
 
+C = TypeVar("C", ScaleUpConstants, NetworkConstants, dict[str, float])
 US = 1e-6
+NO_NETWORK = published_network(2e-6)
+"""Of groups inside one domain."""
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 THRESHOLDS = (0.24, 0.49, 0.99, 1.99, 3.99, 2.0**40)
 """MiB of the message per rank up to which rings take LL and LL128; the best is kept."""
@@ -30,21 +35,23 @@ NVLS_MIN_RANKS = {"hopper": 5, "blackwell": 6}
 
 
 def fit(
-    cells: Sequence[Cell],
-    parameters: list[Parameter],
-    build: Callable[[dict[str, float]], Callable[[Cell], Array]],
-    steps: int = 60,
-) -> dict[str, float]:
-    """Parameter values that bring the predictions of `build(values)` closest to the measured times."""
+    cells: Sequence[Cell], start: C, parameters: list[Parameter], model_of: Callable[[C], Callable[[Cell], Array]], steps: int = 60
+) -> tuple[float, C]:
+    """(Error of large messages and less so of small ones, `start` with the parameters closest to the measured times)."""
     measured = np.log(np.concatenate([c.measured_s for c in cells]))
     weights = np.concatenate([c.weights for c in cells])
+    names = [p.name for p in parameters]
+
+    def at(values: Array) -> C:
+        return cast(C, nested(start, dict(zip(names, values.tolist(), strict=True))))
 
     def residuals(values: Array) -> Array:
-        model = build(dict(zip([p.name for p in parameters], values.tolist(), strict=True)))
+        model = model_of(at(values))
         return np.asarray(np.log(np.concatenate([model(c) for c in cells])) - measured)
 
-    values = minimise(residuals, parameters, weights / weights.sum(), steps=steps)
-    return dict(zip([p.name for p in parameters], values.tolist(), strict=True))
+    found = at(minimise(residuals, parameters, weights / weights.sum(), steps=steps))
+    large, small, _ = errors(cells, model_of(found))
+    return large + 0.3 * small, found
 
 
 def _span(name: str, start: float, factor: float = 30.0, high: float = 1e3, sigma: float = 2.0) -> Parameter:
@@ -130,49 +137,39 @@ def fit_scale_up(key: Key, cells: Sequence[Cell], harnesses: Harnesses, like: Sc
 
     Thresholds are tried one by one, or taken from `like`.
     """
-    unused, best = published_network(2e-6), (np.inf, _start_scale_up(key))
+    begin, rings, switch = _start_scale_up(key), "ring.low_latency_bytes_per_rank", "nvls.take_over_bytes"
 
-    def improve(start: ScaleUpConstants) -> None:
-        nonlocal best
+    def model_of(up: ScaleUpConstants) -> Callable[[Cell], Array]:
+        return lambda cell: predict(cell, up, NO_NETWORK, harnesses)
 
-        def build(values: dict[str, float]) -> Callable[[Cell], Array]:
-            up = nested(start, values)
-            return lambda cell: predict(cell, up, unused, harnesses)
-
-        values = fit(cells, scale_up_parameters(start, cells), build, steps=40)
-        large, small, _ = errors(cells, build(values))
-        if large + 0.3 * small < best[0]:
-            best = (large + 0.3 * small, nested(start, values))
+    def best(thresholds: Iterable[dict[str, float]]) -> ScaleUpConstants:
+        starts = [nested(begin, each) for each in thresholds]
+        tried = (fit(cells, one, scale_up_parameters(one, cells), model_of, 40) for one in starts)
+        return min(tried, key=itemgetter(0))[1]
 
     if like is not None:
-        thresholds = {"ring.low_latency_bytes_per_rank": like.ring.low_latency_bytes_per_rank}
-        if like.nvls is not None:
-            thresholds["nvls.take_over_bytes"] = like.nvls.take_over_bytes
-        improve(nested(_start_scale_up(key), thresholds))
-        return best[1]
-    for threshold in THRESHOLDS:
-        improve(nested(_start_scale_up(key), {"ring.low_latency_bytes_per_rank": threshold * LARGE}))
-    chosen = {"ring.low_latency_bytes_per_rank": best[1].ring.low_latency_bytes_per_rank}
-    if best[1].nvls is not None:
-        best = (np.inf, best[1])  # the tuner does hand over to the switch (at 2 MiB on H200): one of these it must be
-        for threshold in TAKE_OVER:
-            improve(nested(_start_scale_up(key), {**chosen, "nvls.take_over_bytes": threshold * LARGE}))
-    return best[1]
+        return best([{rings: like.ring.low_latency_bytes_per_rank} | ({switch: like.nvls.take_over_bytes} if like.nvls else {})])
+    found = best({rings: threshold * LARGE} for threshold in THRESHOLDS)
+    if found.nvls is None:
+        return found
+    # The tuner does hand over to the switch (at 2 MiB on H200): one of these it must be.
+    own = found.ring.low_latency_bytes_per_rank
+    return best({rings: own, switch: threshold * LARGE} for threshold in TAKE_OVER)
 
 
 def fit_harnesses(cells: Sequence[Cell], ups: dict[Key, ScaleUpConstants]) -> Harnesses:
     """Stage 2: what each benchmark program adds, and the share of the rate it reaches."""
     found: Harnesses = {}
-    unused = published_network(2e-6)
+    parameters = [Parameter("added_s", 15 * US, 0.1 * US, 200 * US), Parameter("rate", 0.95, 0.5, 1.05)]
     for name in sorted({c.harness for c in cells} - {""}):
         mine = [c for c in cells if c.harness == name and c.key[:2] in ups]
 
-        def build(values: dict[str, float], name: str = name) -> Callable[[Cell], Array]:
-            one = {name: (values["added_s"], values["rate"])}
-            return lambda cell: predict(cell, ups[cell.key[:2]], unused, one)
+        def model_of(program: dict[str, float], name: str = name) -> Callable[[Cell], Array]:
+            one = {name: (program["added_s"], program["rate"])}
+            return lambda cell: predict(cell, ups[cell.key[:2]], NO_NETWORK, one)
 
-        values = fit(mine, [Parameter("added_s", 15 * US, 0.1 * US, 200 * US), Parameter("rate", 0.95, 0.5, 1.05)], build)
-        found[name] = (values["added_s"], values["rate"])
+        _, program = fit(mine, {"added_s": 0.0, "rate": 1.0}, parameters, model_of)
+        found[name] = (program["added_s"], program["rate"])
     return found
 
 
@@ -199,24 +196,14 @@ def network_parameters(start: NetworkConstants, cells: Sequence[Cell]) -> list[P
     return found
 
 
-def fit_network(
-    cells: Sequence[Cell], ups: dict[Key, ScaleUpConstants], harnesses: Harnesses,
-    thresholds: Sequence[float] = NETWORK_THRESHOLDS,
-) -> NetworkConstants:  # fmt: skip
+def fit_network(cells: Sequence[Cell], ups: dict[Key, ScaleUpConstants], harnesses: Harnesses) -> NetworkConstants:
     """Stage 3: one NIC kind, from groups across domains."""
     start = published_network(float(np.median([c.nic_latency_s for c in cells])))
-
-    best = (np.inf, start)
     trees = any(c.collective == "all_reduce" for c in cells)
-    for threshold in thresholds if trees else thresholds[-1:]:
-        begin = start.model_copy(update={"low_latency_bytes": threshold * LARGE * 0.99})
+    thresholds = NETWORK_THRESHOLDS if trees else NETWORK_THRESHOLDS[-1:]
+    starts = [start.model_copy(update={"low_latency_bytes": threshold * LARGE * 0.99}) for threshold in thresholds]
 
-        def build(values: dict[str, float], begin: NetworkConstants = begin) -> Callable[[Cell], Array]:
-            net = nested(begin, values)
-            return lambda cell: predict(cell, ups[cell.key[:2]], net, harnesses)
+    def model_of(net: NetworkConstants) -> Callable[[Cell], Array]:
+        return lambda cell: predict(cell, ups[cell.key[:2]], net, harnesses)
 
-        values = fit(cells, network_parameters(begin, cells), build)
-        large, small, _ = errors(cells, build(values))
-        if large + 0.3 * small < best[0]:
-            best = (large + 0.3 * small, nested(begin, values))
-    return best[1]
+    return min((fit(cells, one, network_parameters(one, cells), model_of) for one in starts), key=itemgetter(0))[1]

@@ -22,7 +22,7 @@ from simpar.specs.base import data_dir
 from simpar.specs.site import read_site
 
 
-def cases(as_json: bool = False, folder: Path | None = None, workers: int | None = None, only: Sequence[str] = ()) -> int:
+def cases(as_json: bool = False, folder: Path | None = None, only: Sequence[str] = ()) -> int:
     """`simpar validate`: all published cases, or those chosen; returns the exit code.
 
     A full run writes validation/RESULTS.md of a checkout. The code is 1 when a case is outside its tolerance or, in a full run,
@@ -35,7 +35,7 @@ def cases(as_json: bool = False, folder: Path | None = None, workers: int | None
         InputError: a file that breaks a rule, or an unknown group or case.
     """
     every = load_cases(folder)
-    report = run_cases(chosen_cases(every, only) if only else every, workers or os.cpu_count() or 1, progress=True)
+    report = run_cases(chosen_cases(every, only) if only else every, os.cpu_count() or 1, progress=True)
     worse = [] if only else check_bounds(report)
     if as_json:
         sys.stdout.write(json.dumps({**report.as_json(), "worse_than_bound": worse}) + "\n")
@@ -67,7 +67,6 @@ def runs(
     as_json: bool = False,
     html: Path | None = None,
     where: Sequence[str] = (),
-    workers: int | None = None,
     site: Path | None = None,
 ) -> int:
     """`simpar validate runs [--data FILE] [--json] [--html OUT] [--where ...] [--site FILE]`; returns the exit code.
@@ -82,7 +81,7 @@ def runs(
         check_writable(Path(html), "--html")  # now, not after minutes of simulation
     data = data or stored_runs()
     predictor = predict if site is None else AtSite(read_site(site))
-    report = validate_runs(data, where, workers, predictor, progress=True)
+    report = validate_runs(data, where, predictor=predictor, progress=True)
     if html is not None:
         write_html(report, Path(html), data)
     print_report(report, as_json)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from simpar.evidence.report_tables import markdown
 from simpar.specs.base import checkout_dir, data_dir
 from simpar.specs.calibration import ANY, KNOWN, Constant, Unseen, constants, unseen
 
@@ -22,15 +23,14 @@ LEAST_ROWS: Final = 8
 
 def constants_text(entries: Sequence[Constant], rows: Sequence[Unseen] = ()) -> str:
     """The page for `entries` and the errors on unseen sources."""
+    known = [(name, k.meaning, *(f"{value:g}" for value in (k.neutral, *k.bounds))) for name, k in KNOWN.items()]
     lines = [
         "# Fitted numbers",
         "",
         "Every number of simpar that was chosen by looking at published training runs, written from `simpar/specs/constants.toml` "
         "by `python -m simpar.evidence.fit_constants`; do not edit.",
         "",
-        "| constant | what it is | neutral | least | most |",
-        "|---|---|---:|---:|---:|",
-        *(f"| {name} | {k.meaning} | {k.neutral:g} | {k.bounds[0]:g} | {k.bounds[1]:g} |" for name, k in KNOWN.items()),
+        *markdown(("constant", "what it is"), ("neutral", "least", "most"), known),
         "",
         "Gain: the mean over the sources of its own group of the absolute relative error without the constant minus the error with "
         "it, each source left out of the fit; a constant whose gain does not exceed its standard error is not kept, and one that "
@@ -66,16 +66,14 @@ def readme_table(rows: Sequence[Unseen]) -> list[str]:
     listed = [row for row in rows if row.source == ANY and row.rows >= LEAST_ROWS]
     split = {row.family for row in listed if row.architecture != ANY}
     kept = [row for row in listed if row.family == ANY or row.architecture != ANY or row.family not in split]
-    lines = [
-        "| unseen sources | GPUs | runs | sources | median error, nothing fitted | median error, unseen | mean | coverage |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
-    ]
+    lines = []
     for row in kept:
         name = "all" if row.family == ANY else FAMILIES.get(row.family, row.family)
         chips = "all" if row.architecture == ANY else row.architecture.capitalize()
-        errors = " | ".join(f"{value:.0%}".replace("%", " %") for value in (row.neutral_median, row.median, row.mean, row.coverage))
-        lines.append(f"| {name} | {chips} | {row.rows} | {row.sources} | {errors} |")
-    return lines
+        errors = (f"{value:.0%}".replace("%", " %") for value in (row.neutral_median, row.median, row.mean, row.coverage))
+        lines.append((name, chips, str(row.rows), str(row.sources), *errors))
+    head = ("runs", "sources", "median error, nothing fitted", "median error, unseen", "mean", "coverage")
+    return markdown(("unseen sources", "GPUs"), head, lines)
 
 
 def write_readme(rows: Sequence[Unseen], path: Path | None = None) -> None:
@@ -92,12 +90,12 @@ def write_readme(rows: Sequence[Unseen], path: Path | None = None) -> None:
 
 def _unseen_table(rows: Sequence[Unseen], keys: Sequence[str]) -> list[str]:
     figures = ("runs", "sources", "median, nothing fitted", "mean", "median, unseen", "mean", "coverage", "interval score")
-    lines = [f"| {' | '.join((*keys, *figures))} |", f"|{'---|' * len(keys)}{'---:|' * len(figures)}"]
+    lines = []
     for row in rows:
         errors = (row.neutral_median, row.neutral_mean, row.median, row.mean)
         cells = [*(getattr(row, key) for key in keys), str(row.rows), str(row.sources), *(f"{e:.1%}" for e in errors)]
-        lines.append(f"| {' | '.join([*cells, f'{row.coverage:.0%}', f'{row.interval_score:.2f}'])} |")
-    return lines
+        lines.append([*cells, f"{row.coverage:.0%}", f"{row.interval_score:.2f}"])
+    return markdown(keys, figures, lines)
 
 
 def _line(entry: Constant) -> str:

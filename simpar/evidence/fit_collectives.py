@@ -11,15 +11,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from simpar.costs.collective_defaults import published_network, shipped
+from simpar.costs.collective_defaults import shipped
 from simpar.errors import InputError
 from simpar.evidence.collective_cells import Cell, Harnesses, Key, cells_of, errors, predict, read_rows
 from simpar.evidence.collective_kernels import band, fit_custom, fit_expert
-from simpar.evidence.collective_stages import fit_harnesses, fit_network, fit_scale_up
+from simpar.evidence.collective_stages import NO_NETWORK, fit_harnesses, fit_network, fit_scale_up
 from simpar.evidence.robust import Array
 from simpar.evidence.tables import there
 from simpar.specs.collective_constants import (
@@ -37,8 +37,8 @@ HEADER = (
     "# SI units; efficiencies are fractions of the raw link or NIC rate. Laws: docs/formulas_collectives.md.\n"
 )
 HARNESSES = "\n# What a benchmark program adds to a collective's time, and the share of the rate it reaches.\n\n"
+C = TypeVar("C", ScaleUpConstants, NetworkConstants)
 TABLE = "collectives_fit.csv"
-NO_NETWORK = published_network(2e-6)
 DECADES = (0.0, 2.0**16, 2.0**20, 2.0**24, 2.0**28)
 """Message sizes at which the interval changes."""
 FEWEST = 12
@@ -142,19 +142,17 @@ def held_out_scale_up(key: Key, cells: Sequence[Cell], result: Fitted) -> float:
     return held_out([c for c in mine if c.collective != "send_recv"], lambda c: c.geometry.size, refit)
 
 
-def finished(cells: Sequence[Cell], result: Fitted, *, cross_validate: bool) -> dict[Key, CollectiveConstants]:
+def finished(cells: Sequence[Cell], result: Fitted) -> dict[Key, CollectiveConstants]:
     """Constants with the errors they reach and their intervals, one set per (generation, scale-up kind, NIC kind)."""
-    ups, nets = {}, {}
-    for key, up in result.ups.items():
-        mine = [c for c in cells if c.key[:2] == key and c.geometry.domains == 1]
-        held = held_out_scale_up(key, cells, result) if cross_validate else 0.0
-        ups[key] = up.model_copy(update={"machine": " ".join(key), "kind": "measured",
-                                         "fit": _record(mine, result.predict, held)})  # fmt: skip
-    for full, net in result.nets.items():
-        mine = [c for c in cells if c.key == full and c.geometry.domains > 1]
-        held = held_out_network(full, cells, result) if cross_validate else 0.0
-        nets[full] = net.model_copy(update={"machine": " ".join(full), "kind": "measured",
-                                            "fit": _record(mine, result.predict, held)})  # fmt: skip
+
+    def described(constants: C, key: Key, far: bool, held_out: Callable[[Key, Sequence[Cell], Fitted], float]) -> C:
+        mine = [c for c in cells if (c.key if far else c.key[:2]) == key and (c.geometry.domains > 1) == far]
+        fit = _record(mine, result.predict, held_out(key, cells, result))
+        reached = {"machine": " ".join(key), "kind": "measured", "fit": fit}
+        return constants.model_copy(update=reached)
+
+    ups = {key: described(up, key, False, held_out_scale_up) for key, up in result.ups.items()}
+    nets = {key: described(net, key, True, held_out_network) for key, net in result.nets.items()}
     found: dict[Key, CollectiveConstants] = {}
     for key in sorted({c.key for c in cells if c.key[:2] in ups}):
         mine = [c for c in cells if c.key == key or (c.key[:2] == key[:2] and c.geometry.domains == 1)]
@@ -196,7 +194,7 @@ def add_kernels(data: Path, out: Path, found: dict[Key, CollectiveConstants]) ->
         print(f"{name:36s} kernels  {record.rows:5d} rows  mean error {record.mape_large:6.1%}  ({record.source})")
 
 
-def run(data: Path, out: Path, *, cross_validate: bool = True) -> int:
+def run(data: Path, out: Path) -> int:
     """Fits on DATA/collectives_fit.csv and writes OUT/*.collectives.toml; prints what it reached.
 
     Raises:
@@ -213,7 +211,7 @@ def run(data: Path, out: Path, *, cross_validate: bool = True) -> int:
     programs = {name: {"added_s": added, "rate": rate} for name, (added, rate) in sorted(result.harnesses.items())}
     text = HEADER + HARNESSES + toml(programs, number="{:.5g}".format)
     (out / "benchmark_programs.toml").write_text(text, encoding="utf-8")
-    found = finished(cells, result, cross_validate=cross_validate)
+    found = finished(cells, result)
     for key, constants in found.items():
         _write(out, key, constants)
     add_kernels(path.parent, out, found)

@@ -242,7 +242,7 @@ def dump(constants: KernelConstants) -> str:
     return HEADER + toml(table, inline=lambda depth, _: depth > 1, number=number)
 
 
-def run(data: Path, out: Path, say: Callable[[str], None] = _say) -> int:
+def run(data: Path, out: Path) -> int:
     """Fit every table in `data` and write one file per GPU into `out`.
 
     Raises:
@@ -265,5 +265,5 @@ def run(data: Path, out: Path, say: Callable[[str], None] = _say) -> int:
         name = re.sub(r"[^a-z0-9_]", "_", gpu)
         (out / f"{name}.kernels.toml").write_text(dump(constants), encoding="utf-8")
         counts = f"{len(constants.gemm)} GEMM, {len(constants.attention)} attention, {len(constants.moe)} expert sets"
-        say(f"{out / name}.kernels.toml: {counts}")
+        _say(f"{out / name}.kernels.toml: {counts}")
     return 0

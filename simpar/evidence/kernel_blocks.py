@@ -100,9 +100,10 @@ class Block:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The rows of `simpar validate --json`."""
+        key = self.key
         for i, line in enumerate(self.lines.tolist()):
             columns = {name: int(values[i]) for name, values in self.shape.items()}
-            group = {**self.key, **columns, **{name: values[i] for name, values in self.labels.items()}}
+            group = {**key, **columns, **{name: values[i] for name, values in self.labels.items()}}
             name, measured = f"{self.table}:{line}", float(self.measured[i])
             if np.isfinite(self.predicted[i]):
                 ends = float(self.low[i]), float(self.high[i])

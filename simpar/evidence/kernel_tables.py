@@ -130,8 +130,8 @@ def time_columns(table: dict[str, Array]) -> list[str]:
 
 def gemm_name(path: Path) -> tuple[str, str]:
     """(gpu, dtype) of `gemm_{gpu}_{dtype}.csv`."""
-    parts = path.stem.removeprefix("gemm_").split("_")
-    return "_".join(parts[:-1]) or parts[0], parts[-1]
+    gpu, _, dtype = path.stem.removeprefix("gemm_").rpartition("_")
+    return gpu or dtype, dtype
 
 
 def attention_name(path: Path) -> tuple[str, str, str]:

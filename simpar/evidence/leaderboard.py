@@ -17,6 +17,7 @@ import numpy as np
 
 from simpar.boundary import read_records
 from simpar.errors import InputError
+from simpar.evidence.report_tables import markdown
 from simpar.specs.base import checkout_dir, data_dir
 
 UNSEEN: Final = "unseen.csv"
@@ -60,13 +61,13 @@ class Seen:
     high_s: float
 
 
-def read_unseen(path: Path | None = None) -> dict[str, Seen]:
+def read_unseen() -> dict[str, Seen]:
     """Run -> its figures, of unseen.csv.
 
     Raises:
         InputError: unreadable, or without a column.
     """
-    path = path or data_dir("validation") / UNSEEN
+    path = data_dir("validation") / UNSEEN
     found = {}
     for row in _rows(path, COLUMNS):
         found[row["run"]] = Seen(row["source"], *(_number(row, name, path) for name in COLUMNS[2:]))
@@ -106,17 +107,17 @@ def _number(row: Mapping[str, str], name: str, path: Path) -> float:
 def tables(seen: Mapping[str, Seen], peers: Mapping[tuple[str, str], Mapping[str, float]]) -> str:
     """The page's tables: over all runs of each predictor, then by source."""
     head = ["predictor", "setting", "runs", "median error", "mean", "bias", "simpar on these runs: median", "mean"]
-    lines = ["## All runs", "", *_table(head, [_line(name, runs, seen) for name, runs in sorted(peers.items())])]
+    lines = ["## All runs", "", *markdown(head[:2], head[2:], [_line(name, runs, seen) for name, runs in sorted(peers.items())])]
     own = {run: row.unseen_s for run, row in seen.items()}
     lines += ["", "simpar on all runs that it can express:", ""]
     free = {run: row.neutral_s for run, row in seen.items()}
     both = (("sources left out", own), ("nothing fitted", free))
-    lines += _table(head[:6], [_line(("simpar", name), found, seen)[:6] for name, found in both])
+    lines += markdown(head[:2], head[2:6], [_line(("simpar", name), found, seen)[:6] for name, found in both])
     compared = {run for runs in peers.values() for run in runs}
     for source in sorted({seen[run].source for run in compared if run in seen}):
         inside = {run: row for run, row in seen.items() if row.source == source and run in compared}
         rows = [_line(name, {r: s for r, s in runs.items() if r in inside}, inside) for name, runs in sorted(peers.items())]
-        lines += ["", f"## {source}", "", *_table(head, [row for row in rows if row[2] != "0"])]
+        lines += ["", f"## {source}", "", *markdown(head[:2], head[2:], [row for row in rows if row[2] != "0"])]
     return "\n".join(lines)
 
 
@@ -128,10 +129,6 @@ def _line(name: tuple[str, str], predicted: Mapping[str, float], seen: Mapping[s
     own = np.array([seen[run].unseen_s / seen[run].measured_s - 1.0 for run in both])
     figures = [np.median(np.abs(error)), np.abs(error).mean(), error.mean(), np.median(np.abs(own)), np.abs(own).mean()]
     return [*name, str(len(both)), *(f"{value:.1%}" for value in figures)]
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(head)} |", f"|---|---|{'---:|' * (len(head) - 2)}", *(f"| {' | '.join(row)} |" for row in rows)]
 
 
 def page(added: Sequence[Path] = ()) -> str:

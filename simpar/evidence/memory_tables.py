@@ -52,7 +52,6 @@ class MemoryRow:
         line: in the file; gpu: short name; kernel: class; tier: tuned, framework, eager.
         latency_s: fitted start-up time, 0 where not given.
         bytes_per_s: achieved, None where the row states none; share: of the peak, None likewise or not told as one number.
-        skipped: why it has no rate.
     """
 
     line: int
@@ -64,7 +63,6 @@ class MemoryRow:
     latency_s: float
     bytes_per_s: float | None
     share: float | None
-    skipped: str = ""
 
 
 def kernel_class(name: str) -> str:
@@ -119,10 +117,7 @@ def memory_rows(path: Path) -> list[MemoryRow]:
         peak = _peak(gpu)
         share = rate / peak if rate and peak else None
         latency = float(row["t0_us"]) * 1e-6 if row["t0_us"] else 0.0
-        skipped = "" if rate else "the row gives no bandwidth"
-        if rate and not peak:
-            skipped = f"no peak bandwidth known for {row['gpu']}"
-        found.append(MemoryRow(line, gpu, row["kernel"], kernel, row["impl"], tier, latency, rate, share, skipped))
+        found.append(MemoryRow(line, gpu, row["kernel"], kernel, row["impl"], tier, latency, rate, share))
     return found
 
 

@@ -12,6 +12,13 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
+def markdown(words: Sequence[str], numbers: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
+    """`lines` of a page below a head of `words`, then of `numbers`."""
+    rules = f"|{'---|' * len(words)}{'---:|' * len(numbers)}"
+    head, *rows = (f"| {' | '.join(cells)} |" for cells in ((*words, *numbers), *lines))
+    return [head, rules, *rows]
+
+
 def table_of(title: str, words: Sequence[str], numbers: Sequence[str], lines: Iterable[Sequence[str]]) -> Table:
     """`lines` below a head of `words`, then of `numbers`."""
     table = Table(title=title)

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from simpar.evidence.cases import CaseReport, load_cases, run_cases
 from simpar.evidence.constants_md import unseen_lines, write_constants
-from simpar.evidence.report_tables import percent, table_of
+from simpar.evidence.report_tables import markdown, percent, table_of
 from simpar.specs.base import checkout_dir, data_dir, read_toml
 from simpar.specs.calibration import unseen
 from simpar.statistics import Comparison
@@ -83,17 +83,15 @@ def results_text(report: CaseReport) -> str:
         "",
         "## Cases by group, with the shipped constants",
         "",
-        "| group | metric | cases | mean abs. error | median | worst | bias | bound |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
-    for (group, metric), s in report.groups.items():
-        bound = bounds.get((group, metric))
-        figures = " | ".join(map(percent, (s.mape, s.median, s.max, s.bias, bound)))
-        lines.append(f"| {group} | {_TITLES.get(metric, metric)} | {s.rows} | {figures} |")
+    groups = [
+        (key[0], _TITLES.get(key[1], key[1]), str(s.rows), *map(percent, (s.mape, s.median, s.max, s.bias, bounds.get(key))))
+        for key, s in report.groups.items()
+    ]
+    lines += markdown(("group", "metric"), ("cases", "mean abs. error", "median", "worst", "bias", "bound"), groups)
     lines += ["", "## Every case", ""]
-    head = "| case | where | use | metric | measured | predicted | 80 % interval | error |"
-    lines += [head, "|---|---|---|---|---:|---:|---:|---:|"]
-    lines += [_case_line(row) for row in report.rows]
+    figures = ("measured", "predicted", "80 % interval", "error")
+    lines += markdown(("case", "where", "use", "metric"), figures, map(_case_cells, report.rows))
     if report.outside:
         lines += ["", "## Outside their tolerance", ""]
         lines += [
@@ -113,12 +111,11 @@ def _amount(metric: str, value: Any) -> str:
     return f"{value:.1%}" if metric == "bubble_fraction" else f"{value:.4g} s"
 
 
-def _case_line(row: Comparison) -> str:
+def _case_cells(row: Comparison) -> list[str]:
     interval = "-" if row.low is None else f"{_amount(row.metric, row.low)} to {_amount(row.metric, row.high)}"
     error = "-" if row.error is None else f"{row.error:+.1%}"
-    amounts = " | ".join(_amount(row.metric, value) for value in (row.measured, row.predicted))
-    where, use = row.group["where"], row.group["use"]
-    return f"| {row.id} | {where} | {use} | {_TITLES.get(row.metric, row.metric)} | {amounts} | {interval} | {error} |"
+    amounts = (_amount(row.metric, value) for value in (row.measured, row.predicted))
+    return [row.id, row.group["where"], row.group["use"], _TITLES.get(row.metric, row.metric), *amounts, interval, error]
 
 
 def write_results(report: CaseReport, path: Path | None = None) -> None:

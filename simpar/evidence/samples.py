@@ -87,15 +87,13 @@ class Peak:
     off: float
 
 
-def sample_of(scenario: Scenario, source: str, model: str, measured: float, entries: tuple[Constant, ...] = ()) -> Sample | None:
-    """Simulate one run under `entries` and split it around them; none where it cannot be simulated or was stalled."""
-    return seen_of(scenario, source, model, Measured(step_time_s=measured), entries)[0]
-
-
 def seen_of(
     scenario: Scenario, source: str, model: str, measured: Measured, entries: tuple[Constant, ...] = (), name: str = ""
 ) -> tuple[Sample | None, Peak | None]:
-    """A run's step time and its peak memory beside what is simulated under `entries`."""
+    """A run's step time, split around `entries`, and its peak memory, beside what is simulated under these.
+
+    None of either where it was not measured or cannot be simulated; no step time where it was stalled.
+    """
     spec, architecture = framework(scenario.framework, scenario.framework_version), scenario.hardware.gpu.architecture
     try:
         with calibrated_by(entries):
