@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 ABSOLUTE_METRICS: Final = frozenset({"bubble_fraction"})
 """Metrics whose error is a difference, not a ratio."""
@@ -113,8 +114,12 @@ def summarize(comparisons: Iterable[Comparison]) -> ErrorSummary:
     """The errors of `comparisons` together."""
     rows = list(comparisons)
     errors = np.array([row.error for row in rows if row.error is not None], dtype=float)
-    inside = [row.covered for row in rows if row.covered is not None]
-    skipped = len(rows) - errors.size
+    inside = np.array([row.covered for row in rows if row.covered is not None])
+    return summary_of(errors, inside, len(rows) - errors.size)
+
+
+def summary_of(errors: NDArray[np.float64], inside: NDArray[np.bool_], skipped: int) -> ErrorSummary:
+    """The summary of signed `errors`, of the values that have an interval `inside` it or not, and of `skipped` comparisons."""
     if not errors.size:
         return ErrorSummary(0, skipped, None, None, None, None, None, None)
     size = np.abs(errors)
@@ -126,8 +131,21 @@ def summarize(comparisons: Iterable[Comparison]) -> ErrorSummary:
         p90=float(np.quantile(size, 0.9)),
         max=float(size.max()),
         bias=float(errors.mean()),
-        coverage=float(np.mean(inside)) if inside else None,
+        coverage=float(np.mean(inside)) if inside.size else None,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One line of a report: the metric, what its rows share, and their errors."""
+
+    metric: str
+    by: Mapping[str, Any]
+    summary: ErrorSummary
+
+    def as_json(self) -> dict[str, Any]:
+        """Flat: metric, by, rows, skipped, mape, median, p90, max, bias, coverage."""
+        return {"metric": self.metric, "by": dict(self.by), **self.summary.as_json()}
 
 
 Key = str | Callable[[Comparison], Any]

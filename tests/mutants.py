@@ -113,8 +113,9 @@ MUTANTS = (
     Mutant("reload without bound", "simpar/program/lower.py",
            "                if position > ahead:\n                    deps.append(self.local((\"part\"",
            "                if False:\n                    deps.append(self.local((\"part\"", (STEP,)),
-    Mutant("1F1B warms up one micro-batch more", "simpar/schedules/one_f_one_b.py",
-           "num_ranks - rank - 1", "num_ranks - rank", ("tests/test_schedules.py", "tests/test_golden_scenarios.py")),
+    Mutant("1F1B warms up one micro-batch more", "simpar/schedules/interleaved.py",
+           "backwards, num_ranks - rank - 1)", "backwards, num_ranks - rank)",
+           ("tests/test_schedules.py", "tests/test_golden_scenarios.py")),
     # -- optimizers
     Mutant("every optimizer moves Adam's bytes", "simpar/specs/optimizers.py",
            "return (width + 2.0 * self.moments + self.passes_bytes * weight_bytes / 4.0) / ADAM_BYTES", "return 1.0",

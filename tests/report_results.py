@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
 from functools import lru_cache
+from typing import Any
+
+import numpy as np
 
 from simpar.result.interpret import interpret
 from simpar.result.result import Result
@@ -45,3 +51,13 @@ EVERY = [
     ("alexnet_gtx580x2_tp2", "op", ()),
 ]
 """(scenario, detail, overrides)."""
+
+
+def unpacked(value: dict[str, str]) -> np.ndarray[Any, np.dtype[Any]]:
+    """The inverse of `encode.packed`, as the page's script does it."""
+    return np.frombuffer(base64.b64decode(value["bdata"]), dtype=f"<{value['dtype']}")
+
+
+def decompressed(text: str) -> Any:
+    """The inverse of `encode.compressed`."""
+    return json.loads(gzip.decompress(base64.b64decode(text)))

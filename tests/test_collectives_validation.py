@@ -54,14 +54,14 @@ def test_mean_over_series_is_within_the_targets(report: CollectiveReport) -> Non
 
 
 def test_no_multi_node_h100_series_is_far_off(report: CollectiveReport) -> None:
-    series = [g for g in report.groups if g.keys["group"] == "series" and g.keys["size"] == ">=1MiB" and g.summary.rows]
-    multi = [g for g in series if str(g.keys["hardware"]).startswith("H100") and g.keys["nodes"] > 1]
+    series = [g for g in report.groups if g.by["group"] == "series" and g.by["size"] == ">=1MiB" and g.summary.rows]
+    multi = [g for g in series if str(g.by["hardware"]).startswith("H100") and g.by["nodes"] > 1]
     assert len(multi) >= 12
     assert all(g.summary.mape is not None and g.summary.mape <= SLACK * 0.15 for g in multi if g.summary.rows > 2)
 
 
 def test_intervals_cover_what_they_claim(report: CollectiveReport) -> None:
-    everything = next(g for g in report.groups if g.keys == {"group": "all"})
+    everything = next(g for g in report.groups if g.by == {"group": "all"})
     assert everything.summary.coverage is not None
     assert 0.75 <= everything.summary.coverage <= 0.85
 
@@ -115,14 +115,14 @@ def test_a_pcie_box_with_peer_access_extrapolates() -> None:
 @pytest.mark.parametrize("name", ["ep_deepep_normal.csv", "ep_deepep_lowlatency.csv", "ep_published_tables.csv"])
 def test_expert_tables_are_understood(name: str) -> None:
     report = validate_collectives(TABLES / name)
-    everything = next(g.summary for g in report.groups if g.keys == {"group": "all"})
+    everything = next(g.summary for g in report.groups if g.by == {"group": "all"})
     assert everything.mape is not None
     assert everything.mape < 0.20
 
 
 def test_custom_all_reduce_is_understood() -> None:
     report = validate_collectives(TABLES / "custom_allreduce.csv")
-    by = {g.keys["hardware"]: g.summary for g in report.groups if g.keys.get("group") == "series" and g.keys["size"] == "all"}
+    by = {g.by["hardware"]: g.summary for g in report.groups if g.by.get("group") == "series" and g.by["size"] == "all"}
     for name in ("h100_sxm", "h200_sxm", "a100_sxm"):
         assert by[name].mape is not None
         assert by[name].mape < 0.15

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from simpar.cli.app import app
 from simpar.evidence.constants_md import constants_text, readme_table, write_readme
-from simpar.evidence.fit_constants import left_out, source_of, unseen_table
+from simpar.evidence.fit_constants import left_out, unseen_table
 from simpar.evidence.intervals import (
     covered,
     interval_entries,
@@ -32,6 +32,7 @@ from simpar.evidence.predicted import predict, stalled
 from simpar.evidence.samples import MOST_ROWS, Data, Peak, Sample, errors, evenly, sample_of
 from simpar.specs.base import data_dir
 from simpar.specs.calibration import (
+    ANY,
     FACTORS,
     KNOWN,
     SECONDS,
@@ -46,6 +47,7 @@ from simpar.specs.calibration import (
 )
 from simpar.specs.framework import framework
 from simpar.specs.scenario import read_scenario
+from simpar.specs.training import TRAINED_SPREAD
 
 SCENARIOS = Path(__file__).resolve().parent.parent / "scenarios"
 TRUE = {"compute": 1.2, "memory": 1.0, "communication": 1.0, "pass_s": 0.0, "step_s": 0.0}
@@ -166,7 +168,7 @@ def test_left_out_errors_never_see_their_source() -> None:
     quick = LeftOut.of(data, fit(data, [entry])).errors([0])
     assert quick[inside].mean() == pytest.approx(alone.mean(), abs=0.02)
     assert quick[inside].mean() > 0.18
-    exact = left_out(data, source_of, select, workers=1)
+    exact = left_out(data, "source", select, workers=1)
     assert exact[inside] == pytest.approx(errors(Data.of(odd), select(Data.of(runs(8)))))
 
 
@@ -226,7 +228,7 @@ def test_factors_of_intervals_cover_unseen_runs() -> None:
     wrong = [replace(s, family="wrong", up=0.02, down=0.02) for s in runs(12, noise=0.2)]
     sure = [replace(s, family="sure", source=f"s{s.source}", up=0.2, down=0.2) for s in runs(12, noise=0.02)]
     data = Data.of([*wrong, *sure])
-    unseen = left_out(data, source_of, select, workers=1)
+    unseen = left_out(data, "source", select, workers=1)
     entries = interval_entries(data, unseen, unseen)
     for name in ("interval_up", "interval_down"):
         factor = {e.family: e.value for e in entries if e.name == name}
@@ -399,7 +401,7 @@ def test_a_source_that_alone_shows_something_is_met_without_it() -> None:
     data = Data.of(runs(4))
     free = Data.of([replace(s, rest=s.rest + s.measured) if s.source.endswith("0") else s for s in data.samples])
     mine = np.array([s.source.endswith("0") for s in data.samples])
-    plain, honest = (left_out(data, source_of, select, 1, rows) for rows in (None, free))
+    plain, honest = (left_out(data, "source", select, 1, rows) for rows in (None, free))
     assert honest[mine] == pytest.approx(plain[mine] + 1.0)
     assert honest[~mine] == pytest.approx(plain[~mine])
 
@@ -415,6 +417,7 @@ def test_a_constant_of_another_group_changes_nothing(name: str, value: float) ->
 def test_what_was_read_off_runs_stands_in_the_registry_as_it_is_used() -> None:
     entries = {(entry.name, entry.family): entry.value for entry in constants() if entry.status == "read off"}
     host = {family: framework(family).host for name, family in entries if name.startswith("host.")}
+    assert entries["routing.spread", ANY] == TRAINED_SPREAD[0]
     layers = {family: policy.layer_cpu_s for family, policy in host.items()}
     assert {"megatron-core", "nanotron", "transformers"} == set(host)
     assert layers == {family: value for (name, family), value in entries.items() if name == "host.layer_s"}

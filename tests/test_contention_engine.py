@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_engine_equal import counted
 
 from simpar.engine import pressure
-from simpar.engine.contention import Contention, LinkLoads, LinkSchedule, flapping_link, merged_loads, slow_link
+from simpar.engine.contention import Contention, LinkLoads, LinkSchedule, merged_loads
 from simpar.engine.discrete_event import Effects, run
 from simpar.engine.longest_path import longest_path
 from simpar.errors import InputError
@@ -151,7 +151,7 @@ def test_fairness_is_measured_on_the_narrowest_link():
 def test_a_slow_link_slows_what_crosses_it():
     net = network([10.0, 10.0], r01={0: 1}, r23={1: 1})
     both = [send(0, 1, size=10.0), send(2, 3, size=10.0)]
-    assert finishes(both, net, [1.0, 1.0], schedules=[slow_link(0, 0.25)]).tolist() == [4.0, 1.0]
+    assert finishes(both, net, [1.0, 1.0], schedules=[LinkSchedule(0, (0.0,), (0.25,))]).tolist() == [4.0, 1.0]
 
 
 def test_capacity_over_time():
@@ -163,22 +163,19 @@ def test_capacity_over_time():
 
 def test_a_flapping_link_gives_its_share_of_the_time():
     net = network([10.0], r01={0: 1})
-    found = finishes([send(0, 1, size=100.0)], net, [10.0], schedules=[flapping_link(0, period_s=1.0, down_s=0.25)])
+    found = finishes([send(0, 1, size=100.0)], net, [10.0], schedules=[LinkSchedule(0, (0.0, 0.25), (0.0, 1.0), period_s=1.0)])
     assert found == pytest.approx([10.0 / 0.75], abs=0.25)
 
 
 def test_a_dead_link_is_an_error_with_its_name():
     net = network([10.0], r01={0: 1})
     with pytest.raises(InputError, match=r"link 0.*waits for ever"):
-        finishes([send(0, 1, size=10.0)], net, [1.0], schedules=[slow_link(0, 0.0)])
+        finishes([send(0, 1, size=10.0)], net, [1.0], schedules=[LinkSchedule(0, (0.0,), (0.0,))])
 
 
-def test_wrong_schedules_are_listed_together():
-    with pytest.raises(InputError) as caught:
-        LinkSchedule(0, (2.0, 1.0), (0.5, -1.0), period_s=0.5)
-    assert len(caught.value.violations) == 3
-    with pytest.raises(InputError, match=r"links 0\.\.0"):
-        Contention(network([1.0]), schedules=[slow_link(5, 0.5)])
+def test_two_schedules_of_one_link_are_refused():
+    with pytest.raises(InputError, match="has two schedules"):
+        Contention(network([1.0]), schedules=[LinkSchedule(0, (0.0,), (0.5,))] * 2)
 
 
 # -- properties over random programs and networks --------------------------------------------------------------------

@@ -15,6 +15,7 @@ from simpar.errors import InputError
 from simpar.interop import chakra, simai
 from simpar.interop.scenario_text import scenario_text
 from simpar.parallel.keys import BlockOp
+from simpar.parallel.traffic import calls_of
 from simpar.specs.scenario import Scenario
 from simpar.step import prepare, run
 
@@ -196,7 +197,7 @@ def test_the_workload_of_simai() -> None:
     wanted = 0.0
     for op in range(program.num_ops):
         key = program.price_keys[program.price[op]]
-        if program.role[op] == 0 and isinstance(key, BlockOp) and not chakra.calls_of(priced, key):
+        if program.role[op] == 0 and isinstance(key, BlockOp) and not calls_of(priced.layout, key):
             wanted += float(timeline.finish[op] - timeline.start[op])
     assert sum(int(r[2]) + int(r[5]) for r in layers) * 1e-9 == pytest.approx(wanted, rel=0.01)
     kinds = Counter(r[3] for r in layers)

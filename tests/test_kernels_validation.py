@@ -122,7 +122,7 @@ def test_an_unknown_gpu_is_skipped_with_the_reason(tmp_path: Path) -> None:
     row = next(report.rows())
     assert row["predicted"] is None
     assert "abacus" in row["skipped"]
-    assert report.groups[0].skipped == 60
+    assert report.groups[0].summary.skipped == 60
 
 
 def test_rows_and_groups_as_promised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

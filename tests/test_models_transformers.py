@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from simpar.errors import InputError
-from simpar.model.alone import ALONE_READERS
 from simpar.model.bert import BERT_LIKE
 from simpar.model.families import ALIASES, READERS, TABLE
 from simpar.model.huggingface import read
@@ -196,7 +195,14 @@ def nested(model_type: str) -> bool:
 
 
 READ = sorted(t for t in {*TABLE, *READERS, *ALIASES, *trained()} - UNBUILT - NOT_READ if t in transformers.CONFIG_MAPPING)
-ONE = [t for t in READ if not nested(t) and (t in trained() or (t in ALONE_READERS and t in mappings()[""]))]
+
+
+def alone(model_type: str) -> bool:
+    """Whether it is an encoder of images on its own, or a pair of encoders."""
+    return READERS.get(model_type, object).__module__ == "simpar.model.alone"
+
+
+ONE = [t for t in READ if not nested(t) and (t in trained() or (alone(t) and t in mappings()[""]))]
 
 
 @pytest.mark.parametrize("model_type", ONE)

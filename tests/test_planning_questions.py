@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_results import decompressed
 from rich.console import Console
 from serve_browser import CHROMIUM, TEXTS, Browser
 
@@ -27,7 +28,6 @@ from simpar.planning.simulated_steps import SimulatedSteps
 from simpar.planning.solve import Solver, node_counts, solve_checkpoint_interval, solve_nodes, solve_spares
 from simpar.planning.speeds import phase_scenario
 from simpar.planning.steps import StepEstimate, infeasible
-from simpar.report.encode import decompressed
 from simpar.report.plan_view import run
 from simpar.specs.planfile import make_plan
 from simpar.specs.scenario import Scenario

@@ -18,13 +18,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from plotly.offline import get_plotlyjs, get_plotlyjs_version
-from report_results import EVERY, SMALL_70B, expanded, scenario, step
+from report_results import EVERY, SMALL_70B, decompressed, expanded, scenario, step, unpacked
 
 from simpar.errors import InputError
 from simpar.output import offline, write_page
 from simpar.program.program import OpKind
 from simpar.report import layout_plot, memory_plot
-from simpar.report.encode import compressed, decompressed, packed, unpacked
+from simpar.report.encode import compressed, packed
 from simpar.report.gantt import WAITS, gantt, lanes_of, rectangles, thinned, waits
 from simpar.report.shown import shown_roles
 from simpar.report.step_html import step_page

@@ -122,7 +122,7 @@ def test_what_a_run_drops_where_it_does_not_say() -> None:
 
 
 def test_swift_trains_what_it_loads() -> None:
-    """ms-swift docs/source_en/LLM/Benchmark.md: 73.37 GiB of all weights in bf16, 8 bytes each and the update."""
+    """ms-swift docs/source_en/LLM/Benchmark.md: 18.16 and 73.37 GiB of full fine-tuning in bf16, 8 bytes a weight."""
     assert framework_of({"framework": "ms-swift (transformers, PEFT)"})[0] == "swift"
     assert framework_of({"framework": "Megatron-SWIFT"})[0] == "megatron-core"
     assert framework_of({"framework": "ms-swift + DeepSpeed"})[0] == "deepspeed"

@@ -466,6 +466,23 @@ def test_a_step_time_from_flops_alone(words: str, attention: float) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "month", "attention"),
+    [
+        ("Megatron-LM", "2024-06", 1.0), ("Megatron-LM's log", "2025-03", 1.0), ("Megatron-Bridge", "2025-04", 0.5),
+        ("Megatron-LM", "2023-10", None), ("NeMo", "2025-07", None), ("Megatron-LM, non-causal", "2025-07", 1.0),
+    ],
+)  # fmt: skip
+def test_a_log_counts_what_its_framework_did_then(words: str, month: str, attention: float | None) -> None:
+    run = run_of(row(step_time_s=None, tflops_per_gpu=400.0, tflops_def=words, framework_version=month))
+    if attention is None:
+        assert run.skipped.startswith("nothing measured: TFLOP/s or MFU alone")
+        return
+    products = 32 * (4096 * (4096 + 1024) * 2 + 3 * 4096 * 14336) + 4096 * 128256
+    per_token = 6 * products + 3 * 4 * 32 * 4096 * 8192 * attention
+    assert run.measured.step_time_s == pytest.approx(128 * 8192 * per_token / (64 * 400e12), rel=1e-3)
+
+
+@pytest.mark.parametrize(
     ("words", "recompute", "attention", "passes"),
     [
         ("hardware FLOPs", "full", 1.0, 4), ("HFU, causal", "full", 0.5, 4), ("hardware FLOPs", "none", 1.0, 3),
@@ -899,8 +916,9 @@ def test_a_rate_of_a_pipeline_without_a_batch_fills_the_pipeline() -> None:
 
 @pytest.mark.parametrize(
     ("name", "layers"),
-    [("Nemotron_3_Nano", 52), ("NVIDIA Nemotron-H-56B", 118), ("DeepSeekV4 Flash", 43), ("Qwen3-Next-80B-A3B", 48)],
-)
+    [("Nemotron_3_Nano", 52), ("NVIDIA Nemotron-H-56B", 118), ("DeepSeekV4 Flash", 43), ("Qwen3-Next-80B-A3B", 48),
+     ("Qwen3.5-35B-A3B", 40)],
+)  # fmt: skip
 def test_layers_that_are_not_alike_are_those_of_the_shipped_model(name: str, layers: int) -> None:
     sizes = dict.fromkeys(("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab", "vpp"))
     run = run_of(row(arch="hybrid mamba2/attention", model_name=name, pp=1, dp=32, **sizes))

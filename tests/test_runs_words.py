@@ -60,11 +60,40 @@ def test_full_recomputation_of_whatever_else_is_said() -> None:
         ("LLaMA-7B-MoE", None), ("DeepSeek-R1-Distill-Qwen-1.5B", None), ("Mistral 7B v0.1", "mistral-7b-v0.3"),
         ("DeepSeek-R1-Distill-Llama-8B", "llama3.1-8b"), ("DeepSeek-R1-Distill-Qwen-7B", "qwen2.5-7b"), ("Qwen2-7B", "qwen2.5-7b"),
         ("Nemotron-4 15B", "nemotron4-15b"), ("Llama-3.2-3B", "llama3.2-3b"), ("Llama 2 70B", "llama2-70b"),
+        ("DeepSeek-V3-16B", "deepseek-v2-lite"), ("DeepSeek-V3-671B", "deepseek-v3"), ("DeepSeek-V3 (37B active)", "deepseek-v3"),
+        ("DeepSeek-V3-100B", None), ("Kimi-K2-1T", "kimi-k2"), ("Kimi-K2 16B", None),
     ],
 )  # fmt: skip
 def test_names_of_models_with_the_dimensions_of_a_shipped_one(name: str, preset: str | None) -> None:
     notes = completed({"model_name": name})[1]
     assert notes == ([f"model dimensions not stated: those of {preset}"] if preset else [])
+
+
+@pytest.mark.parametrize(("sizes", "known"), [({"layers": 96}, True), ({"layers": 96, "hidden": 2048}, False)])
+def test_a_named_model_of_another_depth_has_its_widths(sizes: dict[str, int], known: bool) -> None:
+    found, notes = completed({"model_name": "Qwen3-235B-A22B", **sizes})
+    assert found["layers"] == 96
+    assert (found.get("heads"), found.get("moe_ffn")) == ((64, 1536) if known else (None, None))
+    assert notes == (["model dimensions not stated: those of qwen3-235b-a22b, with 96 layers"] if known else [])
+
+
+def test_latent_attention_that_the_architecture_says_has_the_named_models_ranks() -> None:
+    sizes = {"layers": 61, "hidden": 7168, "heads": 64, "moe_experts": 384, "moe_ffn": 2048}
+    assert "kv_lora 512" in completed({"model_name": "Kimi-K2", "arch": "moe-mla", **sizes})[0]["mla"]
+    assert "mla" not in completed({"model_name": "Kimi-K2", "arch": "moe", **sizes})[0]
+
+
+@pytest.mark.parametrize(
+    ("policy", "modules"),
+    [
+        ("save_dot_with_context_except_mlp", {"mlp", "layernorm"}), ("save_dot_except_mlp", {"mlp", "layernorm", "core_attn"}),
+        ("save_dot_except_mlpwi", {"mlp", "layernorm", "core_attn"}),
+    ],
+)  # fmt: skip
+def test_policies_of_maxtext_recompute_what_they_do_not_keep(policy: str, modules: set[str]) -> None:
+    found = recompute_of({"recompute": "selective", "recompute_detail": policy}, framework("maxtext"), [])
+    assert isinstance(found, dict)
+    assert set(found["modules"]) == modules
 
 
 @pytest.mark.parametrize(

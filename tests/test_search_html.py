@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
+from report_results import decompressed
 from search_layouts import SMALL, small_space
 from serve_browser import CHROMIUM, Browser
 
@@ -18,7 +19,6 @@ from simpar.errors import InputError
 from simpar.interop.export import run_files
 from simpar.output import offline, write_page
 from simpar.report import search_html
-from simpar.report.encode import decompressed
 from simpar.report.search_html import search_page
 from simpar.report.search_points import points_of
 from simpar.searching.answer import Answer, answer

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import networkx as nx
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -322,16 +321,6 @@ def test_a_dead_rail_moves_its_traffic(name: str) -> None:
     assert bisection_bytes_per_s(cluster) == pytest.approx(bisection_bytes_per_s(alive) * (slots - 1) / slots)
 
 
-def test_slow_links() -> None:
-    cluster = Cluster(load_hardware("dgx-h100"), 2)
-    link = cluster.route(0, 8)[1]
-    slow = cluster.links.scaled({link: 0.25})
-    assert slow.capacity_bytes_per_s[link] == pytest.approx(12.5 * GB)
-    assert np.count_nonzero(slow.capacity_bytes_per_s != cluster.links.capacity_bytes_per_s) == 1
-    with pytest.raises(ValueError, match="read-only"):
-        slow.capacity_bytes_per_s[0] = 1.0
-
-
 @pytest.mark.parametrize(
     ("make", "text"),
     [
@@ -340,7 +329,6 @@ def test_slow_links() -> None:
         (lambda: Cluster(load_hardware("dgx-h100"), 2, dead_slots=frozenset(range(8))), "no network is left"),
         (lambda: Cluster(load_hardware("dgx-h100"), 2, dead_slots=frozenset({9})), "slots 0 to 7"),
         (lambda: Cluster(load_hardware("dgx-h100"), 2).route(0, 16), "0 to 15"),
-        (lambda: Cluster(load_hardware("dgx-h100"), 2).links.scaled({-1: 1.0}), "ids are"),
         (lambda: Cluster(load_hardware("dgx-h100"), 2).path_of(10**9), "link 1000000000"),
     ],
 )

@@ -23,12 +23,11 @@ from simpar.api.scenarios import Source, raw_table
 from simpar.boundary import read_json, read_text
 from simpar.errors import InputError, Violation
 from simpar.evidence.own_rows import run_at
-from simpar.interop.export import FORMATS, export_files, write_files
+from simpar.interop.export import export_files, launcher, write_files
 from simpar.interop.scenario_text import scenario_table, table_text
 from simpar.model.kind import kind_of
 from simpar.output import write_file
 from simpar.runlogs.read import read_run
-from simpar.searching.abilities import launched_as
 from simpar.site.learned import adapt, shipped_prior, write_site
 from simpar.site.observed import Line, lines_of
 from simpar.site.trials import Belief, Candidate, Outcome, believe, next_trial
@@ -41,8 +40,6 @@ WORTH: Final = 0.003
 """A trial is not worth its time below this share of the step."""
 TOP: Final = 24
 """Layouts of the search that trials are chosen from."""
-_FORMATS: Final = {"megatron-core": "megatron"}
-"""Framework -> its export format, where that has another name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,9 +266,7 @@ def _propose(state: Tuning, worth: float) -> bool:
     trial = Trial(len(state.trials) + 1, candidate.name, value, float(belief.seconds[index]))
     home = state.folder / trial.folder
     write_file(home / "scenario.toml", table_text(raw).encode(), "--folder")
-    framework = launched_as(str(raw.get("framework", "")))
-    name = _FORMATS.get(framework, framework)
-    if name in FORMATS:
+    if name := launcher(str(raw.get("framework", ""))):
         write_files(export_files(name, make_scenario(raw)), home / "launch", "--folder")
     state.trials.append(trial)
     return True

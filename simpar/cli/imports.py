@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from simpar.cli.options import JsonOption, print_json
+
 if TYPE_CHECKING:
     from simpar.interop.carried import Imported
     from simpar.interop.profile_parts import Part
@@ -22,7 +24,6 @@ import_app = typer.Typer(no_args_is_help=True, help="Take what other programs me
 
 File = Annotated[Path, typer.Argument(help="The file to read.", metavar="FILE")]
 OutOption = Annotated[Path | None, typer.Option("--out", help="Write it as TOML.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def _finish(part: Part, out: Path | None, as_json: bool) -> None:
@@ -32,9 +33,7 @@ def _finish(part: Part, out: Path | None, as_json: bool) -> None:
     if out is not None:
         write_part(part, out)
     if as_json:
-        import json
-
-        typer.echo(json.dumps(part.to_json(), indent=2, allow_nan=False))
+        print_json(part.to_json())
         return
     for note in part.notes:
         typer.echo(f"note: {note}", err=True)
@@ -86,10 +85,7 @@ def _finish_scenario(found: Imported, out: Path | None, as_json: bool) -> None:
     if out is not None:
         write_files({out.name: text}, out if out.suffix else out / "scenario.toml")
     if as_json:
-        import json
-
-        table = scenario_table(found.scenario)
-        typer.echo(json.dumps({"scenario": table, "warnings": list(found.warnings)}, indent=2, allow_nan=False))
+        print_json({"scenario": scenario_table(found.scenario), "warnings": list(found.warnings)})
         return
     for warning in found.warnings:
         typer.echo(f"warning: {warning}", err=True)
@@ -224,9 +220,7 @@ def merge(
     merged = merge_with_notes(base, parts)
     write_profile(merged.profile, out)
     if as_json:
-        import json
-
-        typer.echo(json.dumps({"profile": str(out), "name": merged.profile.name, "notes": list(merged.notes)}, indent=2))
+        print_json({"profile": str(out), "name": merged.profile.name, "notes": list(merged.notes)})
         return
     for note in merged.notes:
         typer.echo(f"note: {note}", err=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simpar.cli.options import scenario_completion
+from simpar.cli.options import chosen_scenario, print_json, scenario_completion
 
 if TYPE_CHECKING:
     from simpar.specs.scenario import Scenario
@@ -67,9 +67,7 @@ def read(
     for text in (*found.notes, *warnings):
         typer.echo(f"note: {text}", err=True)
     if as_json:
-        import json
-
-        typer.echo(json.dumps(found.row, indent=2))
+        print_json(found.row)
         return
     for line in _shown(found.row):
         typer.echo(line)
@@ -79,7 +77,6 @@ def read(
 
 def _scenario(text: str, hardware: str | None, num_nodes: int | None, overrides: list[str]) -> Scenario:
     """A scenario, or the configuration of a framework."""
-    from simpar.cli.options import chosen_scenario
     from simpar.specs.options import RunOptions
 
     path = Path(text)

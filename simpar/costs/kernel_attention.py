@@ -17,8 +17,8 @@ from simpar.specs.calibration import constant
 from simpar.specs.hardware import GpuSpec, HardwareProfile
 from simpar.specs.kernel_constants import AttentionConstants
 
-KERNELS: Final = ("auto", "fa1", "fa2", "fa3", "fa4", "flex", "cudnn", "cudnn9.19", "trtllm-gen", "efficient",
-                  "efficient-causal", "unfused", "eager")  # fmt: skip
+KERNELS: Final = ("auto", "fa1", "fa2", "fa3", "fa4", "flex", "cudnn", "cudnn9.19", "trtllm-gen", "aiter", "aotriton",
+                  "aotriton0.11", "efficient", "efficient-causal", "unfused", "eager")  # fmt: skip
 AUTO: Final = {"hopper": "fa3", "blackwell": "trtllm-gen"}
 """By architecture; others FlashAttention-2."""
 FALLBACKS: Final = {
@@ -28,6 +28,8 @@ FALLBACKS: Final = {
     "efficient-causal": ("fa2", "cudnn", "fa3", "trtllm-gen", "fa4"),
     "fa3": ("fa3", "cudnn", "trtllm-gen", "fa4", "fa2"),
     "fa4": ("fa4", "trtllm-gen", "cudnn", "fa3", "fa2"),
+    "aiter": ("aiter", "fa2", "cudnn", "fa3", "trtllm-gen", "fa4"),
+    "aotriton": ("aotriton", "fa2", "cudnn", "fa3", "trtllm-gen", "fa4"),
     "flex": ("fa4", "fa3", "cudnn", "trtllm-gen", "fa2"),
     "cudnn": ("cudnn", "fa3", "trtllm-gen", "fa4", "fa2"),
     "cudnn9.19": ("fa4", "cudnn", "fa3", "trtllm-gen", "fa2"),
@@ -43,6 +45,11 @@ tokens (xformers issue 924), 108 TFLOP/s forward at 8,096 (xformers PR 389) wher
 for 2 x 8 heads at 8,192 tokens, 4,017 at 4,096, 10,063 for 8 x 20 heads at 2,048 (NVIDIA/cutlass PR 992, column v3), 85-88 TFLOP/s
 where FlashAttention-2 reaches 180-192. That it reads the mask is not counted. efficient-causal: the same without a mask, told that
 it is causal."""
+AOTRITON: Final = ("aotriton", "flex", "efficient")
+"""What is priced by AOTriton's kernels on AMD's GPUs. torch's memory-efficient attention is AOTriton's too (pytorch aten/src/ATen/
+native/transformers/cuda/attention_backward.cu), FlexAttention a Triton template. Another Triton kernel has AOTriton's forward to
+10 % on an MI300X from 2,048 to 8,192 tokens (midiareshadi/attn-dsl-bench), and 147 to 251 TFLOP/s in the causal backward on an
+MI355X where AOTriton has 110 to 259 (HazyResearch/HipKittens analysis/attn). From version 0.11 on its backward is AITER's."""
 SMALL_TILES_BACKWARD: Final = 3.5
 """The same of the memory-efficient kernel's backward, heads above 64, where a block has 99 KB of shared memory at most (compute
 capability 8.6, 8.9 and 12.0): torch runs the first kernel that fits (mem_eff_attention/kernels/cutlassB.h, attention_backward.cu),
@@ -130,6 +137,14 @@ def _ratio(model: Model, call: AttentionWork, kernel: str) -> float:
     return RATIO["small"] if call.head_dim <= 64 else RATIO["usual"]
 
 
+def _named(architecture: str, call: AttentionWork) -> str:
+    """The kernel that runs where `call` names one of a framework or none."""
+    kernel = AUTO.get(architecture, "fa2") if call.kernel == "auto" else call.kernel
+    if architecture.startswith("cdna") and kernel.startswith(AOTRITON):
+        return "aiter" if kernel == "aotriton0.11" and call.backward else "aotriton"
+    return "fa2" if kernel == "flex" and (architecture, kernel) not in BEFORE_ITS_TIME else kernel
+
+
 def price(model: Model, call: AttentionWork) -> Price:
     """Price of one attention.
 
@@ -139,12 +154,10 @@ def price(model: Model, call: AttentionWork) -> Price:
     if call.kernel not in KERNELS:
         raise unknown("attention kernel", call.kernel, list(KERNELS))
     architecture = model.hardware.gpu.architecture
-    kernel = AUTO.get(architecture, "fa2") if call.kernel == "auto" else call.kernel
-    if kernel == "flex" and (architecture, kernel) not in BEFORE_ITS_TIME:
-        kernel = "fa2"
+    kernel = _named(architecture, call)
     if kernel in ("unfused", "eager"):
         return _unfused(model, call, eager=kernel == "eager")
-    if kernel == "efficient":
+    if call.kernel == "efficient":
         call = call._replace(causal=False, window=None)
     latent = call.v_head_dim != call.head_dim
     order: tuple[str, ...] = FALLBACKS[kernel]

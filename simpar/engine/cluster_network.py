@@ -20,7 +20,7 @@ import numpy as np
 
 from simpar.costs.nccl import REDUCTIONS, traffic
 from simpar.engine.contention import LinkLoads, merged_loads
-from simpar.errors import InputError, InternalError, Violation
+from simpar.errors import InternalError
 from simpar.program.program import FloatArray, IntArray, Transfer
 from simpar.topology.cluster import Cluster
 
@@ -30,24 +30,10 @@ Flow = tuple[int, int, float]
 
 @dataclass(frozen=True, eq=False)
 class ClusterNetwork:
-    """The links of `cluster`, with ranks placed on its GPUs.
-
-    Attributes:
-        cluster: the wired machine.
-        gpu_of_rank: GPU of each rank, int array [ranks]; None: rank r on GPU r.
-    """
+    """The links of `cluster`, a wired machine whose GPU r is rank r's."""
 
     cluster: Cluster
-    gpu_of_rank: IntArray | None = None
     _known: dict[tuple[str, int], tuple[object, LinkLoads]] = field(default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.gpu_of_rank is None:
-            return
-        gpus = self.gpu_of_rank
-        if len(np.unique(gpus)) != len(gpus) or gpus.min(initial=0) < 0 or gpus.max(initial=0) >= self.cluster.num_gpus:
-            rule = f"needs a distinct GPU of 0..{self.cluster.num_gpus - 1} for each rank"
-            raise InputError([Violation("gpu_of_rank", f"{len(gpus)} ranks", rule)])
 
     @property
     def capacity_bytes_per_s(self) -> FloatArray:
@@ -73,9 +59,8 @@ class ClusterNetwork:
         unit = self._known[key][1]
         return LinkLoads(unit.links, unit.bytes * transfer.bytes, unit.groups)
 
-    def _group(self, collective: str, ranks: Sequence[int]) -> tuple[IntArray, FloatArray]:
+    def _group(self, collective: str, gpus: Sequence[int]) -> tuple[IntArray, FloatArray]:
         """Distinct links and bytes per byte of the message, for one group."""
-        gpus = list(ranks) if self.gpu_of_rank is None else self.gpu_of_rank[list(ranks)].tolist()
         load: dict[int, float] = {}
         for src, dst, size in flows(collective, gpus, self.cluster.hardware.domain_size):
             for link in self.cluster.route(src, dst):

@@ -66,36 +66,12 @@ class LinkSchedule:
     factors: tuple[float, ...]
     period_s: float | None = None
 
-    def __post_init__(self) -> None:
-        times, factors = self.times_s, self.factors
-        found = []
-        if len(times) != len(factors) or not times:
-            found.append(Violation("link.times_s", times, f"needs one time per factor, found {len(factors)} factors"))
-        if any(not np.isfinite(t) or t < 0.0 for t in times) or list(times) != sorted(set(times)):
-            found.append(Violation("link.times_s", times, "must ascend from 0"))
-        if any(not np.isfinite(f) or f < 0.0 for f in factors):
-            found.append(Violation("link.factors", factors, "must be finite and not negative", "0 is down, 1 nominal"))
-        if self.period_s is not None and not (times and np.isfinite(self.period_s) and self.period_s > times[-1]):
-            found.append(Violation("link.period_s", self.period_s, "must exceed the last change", f"> {times[-1:]}"))
-        if found:
-            raise InputError(found)
-
     def after(self, index: int) -> tuple[float, float] | None:
         """(time, factor) of the `index`-th change, None when there are no more."""
         turn, step = divmod(index, len(self.times_s))
         if turn and self.period_s is None:
             return None
         return self.times_s[step] + turn * (self.period_s or 0.0), self.factors[step]
-
-
-def slow_link(link: int, factor: float) -> LinkSchedule:
-    """A link at `factor` of its capacity from the start."""
-    return LinkSchedule(link, (0.0,), (factor,))
-
-
-def flapping_link(link: int, period_s: float, down_s: float, factor: float = 0.0) -> LinkSchedule:
-    """A link that falls to `factor` for `down_s` at the start of every period."""
-    return LinkSchedule(link, (0.0, down_s), (factor, 1.0), period_s)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,14 +89,8 @@ class Contention:
     schedules: Sequence[LinkSchedule] = ()
 
     def __post_init__(self) -> None:
-        count = len(self.network.capacity_bytes_per_s)
+        links = [schedule.link for schedule in self.schedules]
         found = [
-            Violation("contention.schedules.link", s.link, f"the network has links 0..{count - 1}")
-            for s in self.schedules
-            if not 0 <= s.link < count
-        ]
-        links = [s.link for s in self.schedules]
-        found += [
             Violation("contention.schedules.link", link, "has two schedules", "join them into one")
             for link in sorted({link for link in links if links.count(link) > 1})
         ]

@@ -30,7 +30,7 @@ def op_seconds(
     """Seconds of each op without contention or interference: float array [ops].
 
     Raises:
-        InputError: a slow factor is not positive and finite, or names a role that the program does not have.
+        InputError: a slow factor names a role that the program does not have.
         InternalError: a price is missing, negative or not finite.
     """
     by_price = check_prices(program, prices)
@@ -61,11 +61,6 @@ def check_prices(program: Program, prices: PriceTable) -> FloatArray:
 def _slow_by_op(program: Program, slow_factors: SlowFactors) -> FloatArray:
     """Factor of each op: the worst among the roles whose compute stream it occupies; 1 off the compute streams."""
     found = [
-        Violation(f"slow_factors[{role}]", factor, "must be positive and finite", "1.0 is the nominal speed")
-        for role, factor in slow_factors.items()
-        if not (np.isfinite(factor) and factor > 0.0)
-    ]
-    found += [
         Violation(f"slow_factors[{role}]", factor, "the program has no such role", f"roles are {_roles(program)}")
         for role, factor in slow_factors.items()
         if role not in program.role_streams

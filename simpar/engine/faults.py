@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simpar.engine.contention import LinkSchedule, flapping_link, slow_link
+from simpar.engine.contention import LinkSchedule
 from simpar.errors import InputError, Violation
 from simpar.topology.cluster import Cluster
 
@@ -28,5 +28,7 @@ def link_fault(
     if (period_s is None) != (down_s is None):
         raise InputError([Violation("effects.link_faults", link, "a flapping link needs both period and down")])
     if period_s is None or down_s is None:
-        return slow_link(index, factor)
-    return flapping_link(index, period_s, down_s, factor)
+        return LinkSchedule(index, (0.0,), (factor,))
+    if not 0.0 < down_s < period_s:
+        raise InputError([Violation("effects.link_faults.period", period_s, "must exceed down, the bad part of it", f"> {down_s}")])
+    return LinkSchedule(index, (0.0, down_s), (factor, 1.0), period_s)

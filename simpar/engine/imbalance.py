@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
-from simpar.errors import InputError, Violation
 from simpar.program.program import FloatArray, IntArray, PriceTable, Program
 
 Distribution = Literal["uniform", "lognormal", "zipf", "counts"]
@@ -43,28 +42,6 @@ class Routing:
     counts: tuple[float, ...] = ()
     capacity_factor: float | None = None
     spread: float = 0.0
-
-    def __post_init__(self) -> None:
-        experts, found = self.num_experts, []
-        if not 1 <= self.top_k <= experts:
-            found.append(Violation("routing.top_k", self.top_k, f"must be 1 to num_experts = {experts}"))
-        if self.distribution not in get_args(Distribution):
-            right = ", ".join(get_args(Distribution))
-            found.append(Violation("routing.distribution", self.distribution, "is not known", right))
-        if not (np.isfinite(self.exponent) and self.exponent >= 0.0):
-            found.append(Violation("routing.exponent", self.exponent, "must be finite and not negative"))
-        if not (np.isfinite(self.spread) and self.spread >= 0.0):
-            found.append(Violation("routing.spread", self.spread, "must be finite and not negative"))
-        measured = np.asarray(self.counts, dtype=np.float64)
-        if self.distribution == "counts" and not (
-            len(measured) == experts and np.isfinite(measured).all() and (measured >= 0.0).all() and measured.sum() > 0.0
-        ):
-            rule = f"needs one count, not negative, for each of {experts} experts, and not only zeros"
-            found.append(Violation("routing.counts", self.counts, rule))
-        if self.capacity_factor is not None and not self.capacity_factor > 0.0:
-            found.append(Violation("routing.capacity_factor", self.capacity_factor, "must be positive"))
-        if found:
-            raise InputError(found)
 
     def inclusion(self) -> FloatArray:
         """Probability that a token has each expert among its top k: float array [experts], sums to top_k.
@@ -106,13 +83,7 @@ class Routing:
             layers: MoE layers.
             draws: microbatches.
             seed: of the generator.
-
-        Raises:
-            InputError: ep does not divide the experts.
         """
-        if ep < 1 or self.num_experts % ep:
-            rule = f"must divide num_experts = {self.num_experts}"
-            raise InputError([Violation("plan.ep", ep, rule)])
         generator = np.random.default_rng(seed)
         chances = self.inclusion()
         per_rank = np.empty((layers, draws, ep))
@@ -173,15 +144,6 @@ class Imbalance:
     ep: int
     loaded: PriceTable
     layers_per_op: int = 1
-
-    def __post_init__(self) -> None:
-        found = [
-            Violation(f"imbalance.{name}", value, "must be at least 1")
-            for name, value in (("tokens", self.tokens), ("ep", self.ep), ("layers_per_op", self.layers_per_op))
-            if value < 1
-        ]
-        if found:
-            raise InputError(found)
 
     def op_loads(self, program: Program, seed: int, repetition: int = 0) -> FloatArray:
         """Load factor of each op: float array [ops]; 1 for ops of no microbatch.

@@ -7,7 +7,6 @@ from statistics import NormalDist
 
 import numpy as np
 
-from simpar.errors import InputError, Violation
 from simpar.program.program import FloatArray, Program
 
 
@@ -28,15 +27,6 @@ class Noise:
     compute_sigma: float = 0.0
     communication_sigma: float = 0.0
     rank_sigma: float = 0.0
-
-    def __post_init__(self) -> None:
-        found = [
-            Violation(f"noise.{name}", getattr(self, name), "must be finite and not negative", "0 turns it off")
-            for name in ("compute_sigma", "communication_sigma", "rank_sigma")
-            if not (np.isfinite(getattr(self, name)) and getattr(self, name) >= 0.0)
-        ]
-        if found:
-            raise InputError(found)
 
     def op_factors(self, program: Program, seed: int, repetition: int = 0) -> FloatArray:
         """Factor of each op in repetition `repetition` of seed `seed`: float array [ops]."""

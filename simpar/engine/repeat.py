@@ -10,7 +10,6 @@ import numpy as np
 from simpar.engine.discrete_event import NO_EFFECTS, Effects, run
 from simpar.engine.longest_path import longest_path_by_op
 from simpar.engine.timeline import Timeline
-from simpar.errors import InputError, Violation
 from simpar.program.program import FloatArray, PriceTable, Program
 
 
@@ -71,11 +70,9 @@ def repeat(
         step_s: what a run's step takes, where that is not the finish of its last op.
 
     Raises:
-        InputError: fewer than 1 repetition, or what `run` raises.
+        InputError: what `run` raises.
         DeadlockError: the program has a cycle.
     """
-    if repetitions < 1:
-        raise InputError([Violation("repetitions", repetitions, "must be at least 1")])
     took = step_s or (lambda timeline: timeline.makespan)
     done = [] if first is None else [took(first)]
     if step_s is None and not effects.elastic(prices):

@@ -18,11 +18,11 @@ from pydantic import Field, model_validator
 
 from simpar.errors import InputError
 from simpar.evidence.predicted import BubbleOf, Prediction, Predictor, bubble_of, memory_of, predict
-from simpar.evidence.run_workers import Bar, in_workers
+from simpar.evidence.run_workers import Bar, in_order
 from simpar.registry import unknown
 from simpar.specs.base import Spec, data_dir, read_toml, validate
 from simpar.specs.scenario import Scenario, make_scenario
-from simpar.statistics import Comparison, ErrorSummary, group_by, summarize
+from simpar.statistics import Comparison, ErrorSummary, Group, group_by, summarize
 from simpar.units import Bytes, Seconds
 
 Use = Literal["fit", "test"]
@@ -133,9 +133,7 @@ class CaseReport:
         """The object of `simpar validate --json`."""
         return {
             "rows": [row.as_json() for row in self.rows],
-            "groups": [
-                {"by": {"group": group}, "metric": metric, **summary.as_json()} for (group, metric), summary in self.groups.items()
-            ],
+            "groups": [Group(metric, {"group": group}, found).as_json() for (group, metric), found in self.groups.items()],
             "outside_tolerance": [f"{row.id} {row.metric}" for row in self.outside],
             "seconds": self.seconds,
         }
@@ -211,8 +209,8 @@ def compare_case(case: Case, p: Prediction) -> list[Comparison]:
     ]  # fmt: skip
 
 
-def _run_chunk(cases: Sequence[Case], predictor: Predictor) -> list[Comparison]:
-    return [row for case in cases for row in compare_case(case, predictor(case.scenario))]
+def _run_case(case: Case, predictor: Predictor) -> list[Comparison]:
+    return compare_case(case, predictor(case.scenario))
 
 
 def run_cases(cases: Sequence[Case], workers: int = 1, predictor: Predictor = predict, progress: bool = False) -> CaseReport:
@@ -222,13 +220,9 @@ def run_cases(cases: Sequence[Case], workers: int = 1, predictor: Predictor = pr
         InputError: a scenario that cannot be run at all.
     """
     start = time.perf_counter()
-    chunks = [cases[i : i + CHUNK] for i in range(0, len(cases), CHUNK)]
-    parts: dict[int, list[Comparison]] = {}
-    with Bar(len(cases), progress, "cases") as bar:
-        for index, found in in_workers(partial(_run_chunk, predictor=predictor), chunks, workers):
-            parts[index] = found
-            bar.advance(len(chunks[index]))
-    rows = tuple(row for index in range(len(chunks)) for row in parts[index])
+    each = partial(_run_case, predictor=predictor)
+    parts = in_order(each, cases, workers, Bar(len(cases), progress, "cases"), CHUNK)
+    rows = tuple(row for part in parts for row in part)
     outside = tuple(row for row in rows if abs(row.error or 0.0) > row.details["tolerance"])
     return CaseReport(rows, outside, time.perf_counter() - start)
 

@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -99,22 +98,6 @@ def predict(cell: Cell, up: ScaleUpConstants, net: NetworkConstants, harnesses: 
         found = nccl.laws(cell.collective, cell.geometry, up, net, nvls=cell.nvls, sharp=cell.sharp)
     added, rate = harnesses.get(cell.harness, (0.0, 1.0))
     return added + seconds_of(found, cell.bytes_) / rate
-
-
-def nested(model: Any, values: dict[str, float]) -> Any:
-    """`model` with the dotted paths of `values` replaced (no validation: the fit keeps the bounds)."""
-    direct: dict[str, Any] = {}
-    inner: dict[str, dict[str, float]] = defaultdict(dict)
-    for name, value in values.items():
-        head, _, rest = name.partition(".")
-        if rest:
-            inner[head][rest] = value
-        else:
-            direct[name] = value
-    for head, rest_values in inner.items():
-        current = direct.get(head, model[head] if isinstance(model, dict) else getattr(model, head))
-        direct[head] = nested(current, rest_values)
-    return {**model, **direct} if isinstance(model, dict) else model.model_copy(update=direct)
 
 
 def errors(

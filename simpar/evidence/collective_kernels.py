@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,9 +12,7 @@ import numpy as np
 from simpar.boundary import read_records
 from simpar.costs import custom_allreduce, expert_parallel
 from simpar.costs.collective_defaults import key_of
-from simpar.costs.collective_geometry import geometry
 from simpar.costs.collectives import CollectiveModel
-from simpar.costs.expert_parallel import Exchange
 from simpar.evidence.collective_cells import Key
 from simpar.evidence.kernel_rows import KernelRow, custom_row, expert_rows
 from simpar.evidence.robust import Array, Parameter, minimise
@@ -31,15 +29,16 @@ C = TypeVar("C", ExpertConstants, CustomConstants)
 Ratios = dict[Key, dict[Scope, list[float]]]
 
 
-def _table(path: Path) -> list[dict[str, str]]:
-    return list(read_records(path)) if there(path) else []
+def _rows(path: Path, reader: Callable[[Mapping[str, str], str], Iterable[KernelRow]]) -> list[KernelRow]:
+    table = read_records(path) if there(path) else ()
+    return [row for line, raw in enumerate(table, 2) for row in reader(raw, f"{path.name}:{line}")]
 
 
 def _by_key(rows: Sequence[KernelRow], length: int) -> dict[Key, list[KernelRow]]:
     found: dict[Key, list[KernelRow]] = defaultdict(list)
     for row in rows:
-        if row.hardware is not None and row.placement is not None and not row.skipped and row.placement.size > 1:
-            found[key_of(row.hardware)[:length]].append(row)
+        if not row.skipped:
+            found[key_of(row.on[0])[:length]].append(row)
     return found
 
 
@@ -62,18 +61,15 @@ def _adjust(start: C, names: Sequence[str], measured: Array, model: Callable[[C]
 def _expert_seconds(rows: Sequence[KernelRow], k: ExpertConstants) -> Array:
     found = []
     for row in rows:
-        assert row.hardware is not None
-        assert row.placement is not None
-        x = Exchange(row.direction, row.tokens, row.hidden * row.value_bytes, row.topk, row.experts, row.sms)
-        law = expert_parallel.normal_s if row.mode == "normal" else expert_parallel.low_latency_s
-        found.append(sum(law(x, geometry(row.hardware, row.placement), k)))
+        assert row.exchange is not None
+        law = expert_parallel.normal_s if row.dispatcher == "deepep" else expert_parallel.low_latency_s
+        found.append(sum(law(row.exchange, row.geometry, k)))
     return np.array(found)
 
 
 def fit_expert(data: Path) -> tuple[dict[str, ExpertConstants], Ratios]:
     """GPU generation -> constants, and measured / predicted of every row for the intervals."""
-    normal = [r for i, raw in enumerate(_table(data / NORMAL), 2) for r in expert_rows(raw, f"{NORMAL}:{i}")]
-    quick = [r for i, raw in enumerate(_table(data / LOW_LATENCY), 2) for r in expert_rows(raw, f"{LOW_LATENCY}:{i}")]
+    normal, quick = (_rows(data / name, expert_rows) for name in (NORMAL, LOW_LATENCY))
     found: dict[str, ExpertConstants] = {}
     ratios: Ratios = {}
     names = [n for n in ExpertConstants.model_fields if n != "fit"]
@@ -82,7 +78,7 @@ def fit_expert(data: Path) -> tuple[dict[str, ExpertConstants], Ratios]:
         for rows, picked in ((normal, [n for n in names if not n.startswith("ll_")]),
                              (quick, [n for n in names if n.startswith("ll_")])):  # fmt: skip
             mine = _by_key(rows, 1).get(key, [])
-            fitted = [r for r in mine if r.group["nodes"] <= MOST_NODES or r.mode != "normal"]
+            fitted = [r for r in mine if r.group["nodes"] <= MOST_NODES or r.dispatcher != "deepep"]
             if fitted := fitted[::EVERY]:
                 measured = np.array([r.measured_s for r in fitted])
                 k = _adjust(k, picked, measured, lambda k, rows=fitted: _expert_seconds(rows, k))  # type: ignore[misc]
@@ -98,17 +94,14 @@ def fit_expert(data: Path) -> tuple[dict[str, ExpertConstants], Ratios]:
 def _custom_seconds(rows: Sequence[KernelRow], nccl_s: Array, k: CustomConstants) -> Array:
     found = []
     for row, other in zip(rows, nccl_s.tolist(), strict=True):
-        assert row.hardware is not None
-        assert row.placement is not None
-        memory = row.hardware.gpu.memory_bandwidth.value
-        g = geometry(row.hardware, row.placement)
-        found.append(custom_allreduce.seconds(row.bytes_, row.kernel, row.graph, g, k, other, memory))
+        memory = row.on[0].gpu.memory_bandwidth.value
+        found.append(custom_allreduce.seconds(row.bytes_, row.kernel, row.graph, row.geometry, k, other, memory))
     return np.array(found)
 
 
 def fit_custom(data: Path) -> tuple[dict[Key, CustomConstants], Ratios]:
     """(GPU generation, fabric kind) -> constants; needs the fitted NCCL constants, which take over at large sizes."""
-    rows = [custom_row(raw, f"{CUSTOM}:{i}") for i, raw in enumerate(_table(data / CUSTOM), 2)][::EVERY]
+    rows = _rows(data / CUSTOM, custom_row)[::EVERY]
     found: dict[Key, CustomConstants] = {}
     ratios: Ratios = {}
     models: dict[str, CollectiveModel] = {}
@@ -116,10 +109,9 @@ def fit_custom(data: Path) -> tuple[dict[Key, CustomConstants], Ratios]:
     for key, mine in sorted(_by_key(rows, 2).items()):
         nccl_s = []
         for row in mine:
-            assert row.hardware is not None
-            assert row.placement is not None
-            model = models.setdefault(row.hardware.name + key[0], CollectiveModel(row.hardware))
-            nccl_s.append(model.time("all_reduce", row.bytes_, row.placement).seconds)
+            hardware, placement = row.on
+            model = models.setdefault(hardware.name + key[0], CollectiveModel(hardware))
+            nccl_s.append(model.time("all_reduce", row.bytes_, placement).seconds)
         k = custom_allreduce.PUBLISHED
         small = {name: [r.measured_s for r in mine if r.kernel == name and r.graph and r.bytes_ <= 4096 and
                         r.group["gpus"] == 2] for name in k.base_s}  # fmt: skip
@@ -134,7 +126,7 @@ def fit_custom(data: Path) -> tuple[dict[Key, CustomConstants], Ratios]:
     return found, ratios
 
 
-def band(scope: Scope, ratio: Sequence[float]) -> TimeBand:
-    """The 80 % interval of measured / predicted."""
-    low, high = np.quantile(np.array(ratio), [0.1, 0.9])
-    return TimeBand(scope=scope, from_bytes=0.0, low=round(float(min(low, 0.99)), 4), high=round(float(max(high, 1.01)), 4))
+def band(scope: Scope, ratio: Sequence[float] | Array, from_bytes: float = 0.0) -> TimeBand:
+    """The 80 % interval of measured / predicted [rows]."""
+    low, high = np.quantile(np.asarray(ratio), [0.1, 0.9])
+    return TimeBand(scope=scope, from_bytes=from_bytes, low=round(float(min(low, 0.99)), 4), high=round(float(max(high, 1.01)), 4))

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from simpar.costs.collective_defaults import published_network, published_scale_up
-from simpar.evidence.collective_cells import LARGE, Cell, Harnesses, Key, errors, nested, predict
-from simpar.evidence.robust import Array, Parameter, minimise
+from simpar.evidence.collective_cells import LARGE, Cell, Harnesses, Key, errors, predict
+from simpar.evidence.robust import Array, Parameter, minimise, nested
 from simpar.specs.collective_constants import NetworkConstants, ScaleUpConstants
 
 US = 1e-6

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,14 +18,13 @@ import numpy as np
 from simpar.boundary import read_records, reader
 from simpar.costs.collective_defaults import shipped
 from simpar.costs.collectives import CollectiveModel
-from simpar.costs.expert_parallel import Exchange
 from simpar.costs.price import Price
 from simpar.errors import InputError
 from simpar.evidence.collective_rows import Row, harness_costs, parse
 from simpar.evidence.kernel_rows import KernelRow, custom_row, expert_rows, published_rows
 from simpar.evidence.tables import tables
 from simpar.specs.hardware import HardwareProfile
-from simpar.statistics import Comparison, ErrorSummary, summarize
+from simpar.statistics import Comparison, Group, summarize
 
 LARGE: Final = 2**20
 DECADES: Final = ((0, "below 64 KiB"), (2**16, "64 KiB - 1 MiB"), (2**20, "1 - 16 MiB"), (2**24, "16 - 256 MiB"),
@@ -35,18 +34,6 @@ TOLERANCE_SMALL: Final = 0.20
 """Mean over series of the mean |predicted / measured - 1| that the fitted tables keep."""
 KERNEL_TOLERANCE: Final = 0.25
 """The same for kernels of libraries."""
-
-
-@dataclass(frozen=True, slots=True)
-class CollectiveGroup:
-    """Errors of the rows that share `keys`."""
-
-    keys: Mapping[str, Any]
-    summary: ErrorSummary
-
-    def as_json(self) -> dict[str, Any]:
-        """The group of `simpar validate --json`."""
-        return {"metric": "time_s", "by": dict(self.keys), **self.summary.as_json()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +47,12 @@ class CollectiveReport:
     """
 
     rows: tuple[Comparison, ...]
-    groups: tuple[CollectiveGroup, ...]
+    groups: tuple[Group, ...]
     seconds: float
 
     def mean_over_series(self, size: str) -> float | None:
         """Mean over series, equal weight, of the MAPE of `size` (">=1MiB" or "<1MiB")."""
-        found = [g.summary.mape for g in self.groups if g.keys.get("group") == "series" and g.keys.get("size") == size]
+        found = [g.summary.mape for g in self.groups if g.by.get("group") == "series" and g.by.get("size") == size]
         kept = [m for m in found if m is not None]
         return float(np.mean(kept)) if kept else None
 
@@ -113,77 +100,37 @@ def _with_variant(hardware: HardwareProfile, variant: str) -> HardwareProfile:
     return hardware.model_copy(update={"collectives": found}) if found is not None else hardware
 
 
-def _compare(row_id: str, measured: float, group: Mapping[str, Any], skipped: str, price: Price | None) -> Comparison:
-    if price is None:
-        return Comparison(row_id, "time_s", measured, None, group=group, skipped=skipped)
-    details = {"provenance": str(price.provenance), "law": price.terms[0][0].rsplit("/", 1)[0] if price.terms else ""}
-    return Comparison(row_id, "time_s", measured, price.seconds, price.low, price.high, group, details=details)
-
-
-def _collective(raw: Mapping[str, str], row_id: str, models: _Models) -> Iterator[Comparison]:
-    row: Row = parse(raw, row_id)
-    if row.hardware is None or row.placement is None:
-        yield _compare(row_id, row.measured_s, row.group, row.skipped, None)
-        return
+def _price(row: Row, models: _Models) -> Price:
+    assert row.hardware is not None
+    assert row.placement is not None
     model = models.of(row.hardware, row.variant, nvls=row.nvls, sharp=row.sharp)
     price = model.time(row.collective, row.bytes_, row.placement)
     added, rate = harness_costs().get(row.harness, (0.0, 1.0))
     seconds = added + price.seconds / rate
     scale = seconds / price.seconds
-    price = Price(seconds, price.low * scale, price.high * scale, price.provenance, price.terms)
-    yield _compare(row_id, row.measured_s, row.group, "", price)
+    return Price(seconds, price.low * scale, price.high * scale, price.provenance, price.terms)
 
 
-def _exchange(raw: Mapping[str, str], row_id: str, models: _Models) -> Iterator[Comparison]:
-    for row in expert_rows(raw, row_id):
-        yield _kernel(row, models, _exchange_price)
+def _compared(row: Row | KernelRow, models: _Models) -> Comparison:
+    if row.skipped:
+        return Comparison(row.row_id, "time_s", row.measured_s, None, group=row.group, skipped=row.skipped)
+    if isinstance(row, KernelRow):
+        group, price = row.keys, row.price(models.of(row.on[0]))
+    else:
+        group, price = row.group, _price(row, models)
+    details = {"provenance": str(price.provenance), "law": price.terms[0][0].rsplit("/", 1)[0] if price.terms else ""}
+    return Comparison(row.row_id, "time_s", row.measured_s, price.seconds, price.low, price.high, group, details=details)
 
 
-def _published(raw: Mapping[str, str], row_id: str, models: _Models) -> Iterator[Comparison]:
-    for row in published_rows(raw, row_id):
-        yield _kernel(row, models, _exchange_price)
-
-
-def _custom(raw: Mapping[str, str], row_id: str, models: _Models) -> Iterator[Comparison]:
-    yield _kernel(custom_row(raw, row_id), models, _custom_price)
-
-
-def _exchange_price(row: KernelRow, model: CollectiveModel) -> Price:
-    assert row.placement is not None
-    dispatcher = "deepep" if row.mode == "normal" else "deepep_low_latency"
-    direction = "dispatch" if row.direction == "dispatch" else "combine"
-    exchange = Exchange(direction, row.tokens, row.hidden * row.value_bytes, row.topk, row.experts, row.sms)
-    return model.exchange(exchange, row.placement, dispatcher)
-
-
-def _custom_price(row: KernelRow, model: CollectiveModel) -> Price:
-    assert row.placement is not None
-    return model.custom_all_reduce(row.bytes_, row.placement, kernel=row.kernel, graph=row.graph)
-
-
-def _kernel(row: KernelRow, models: _Models, price: Callable[[KernelRow, CollectiveModel], Price]) -> Comparison:
-    if row.hardware is None or row.placement is None or row.skipped:
-        return _compare(row.row_id, row.measured_s, row.group, row.skipped, None)
-    if row.placement.size < 2:
-        return _compare(row.row_id, row.measured_s, row.group, "a group of one", None)
-    size = row.bytes_ or row.tokens * row.hidden * row.value_bytes
-    group = {**row.group, "bytes": int(size), "gpus": row.placement.size}
-    return _compare(row.row_id, row.measured_s, group, "", price(row, models.of(row.hardware)))
-
-
-Reader = Callable[[Mapping[str, str], str, _Models], Iterator[Comparison]]
+Reader = Callable[[Mapping[str, str], str], Iterable[Row | KernelRow]]
 FORMATS: Final[tuple[tuple[frozenset[str], Reader], ...]] = (
-    (frozenset({"hardware", "gpus", "collective", "bytes", "time_us"}), _collective),
-    (frozenset({"hardware", "kernel", "gpus", "bytes", "time_us"}), _custom),
-    (frozenset({"hardware", "mode", "node_num", "num_token", "dispatch_transmit_us"}), _exchange),
-    (frozenset({"hardware", "mode", "node_num", "num_token", "dispatch_avg_t_us"}), _exchange),
-    (frozenset({"library", "hardware", "mode", "ep", "dispatch_us", "combine_us"}), _published),
+    (frozenset({"hardware", "gpus", "collective", "bytes", "time_us"}), lambda raw, row_id: (parse(raw, row_id),)),
+    (frozenset({"hardware", "kernel", "gpus", "bytes", "time_us"}), custom_row),
+    (frozenset({"hardware", "mode", "node_num", "num_token", "dispatch_transmit_us"}), expert_rows),
+    (frozenset({"hardware", "mode", "node_num", "num_token", "dispatch_avg_t_us"}), expert_rows),
+    (frozenset({"library", "hardware", "mode", "ep", "dispatch_us", "combine_us"}), published_rows),
 )
 """Columns that tell a format, and its reader; the first that fits holds."""
-
-
-def _reader(columns: Sequence[str]) -> Reader | None:
-    return next((reader for needed, reader in FORMATS if needed <= set(columns)), None)
 
 
 def _files(data: Path) -> list[Path]:
@@ -200,11 +147,11 @@ def _read(path: Path, models: _Models) -> Iterator[Comparison]:
     """
     reader = None
     for line, raw in enumerate(read_records(path, empty=True), 2):
-        reader = reader or _reader(list(raw))
+        reader = reader or next((known for needed, known in FORMATS if needed <= set(raw)), None)
         if reader is None:
             return
         try:
-            yield from reader(raw, raw.get("id") or f"{path.name}:{line}", models)
+            yield from (_compared(row, models) for row in reader(raw, raw.get("id") or f"{path.name}:{line}"))
         except (ValueError, TypeError, KeyError, ArithmeticError) as error:
             raise InputError(f"{path}, line {line}: cannot be read: {error}") from None
 
@@ -220,7 +167,7 @@ def decade(row: Comparison) -> str:
     return next(name for start, name in reversed(DECADES) if size >= start)
 
 
-def _groups(rows: Sequence[Comparison]) -> tuple[CollectiveGroup, ...]:
+def _groups(rows: Sequence[Comparison]) -> tuple[Group, ...]:
     by: dict[tuple[tuple[str, Any], ...], list[Comparison]] = defaultdict(list)
     for row in rows:
         series = {k: row.group.get(k) for k in ("hardware", "nodes", "collective")}
@@ -230,7 +177,7 @@ def _groups(rows: Sequence[Comparison]) -> tuple[CollectiveGroup, ...]:
         by[("group", "decade"), ("decade", decade(row))].append(row)
         by[("group", "series"), ("size", "all"), *series.items()].append(row)
         by[("group", "series"), ("size", size), *series.items()].append(row)
-    return tuple(CollectiveGroup(dict(keys), summarize(members)) for keys, members in by.items())
+    return tuple(Group("time_s", dict(keys), summarize(members)) for keys, members in by.items())
 
 
 @reader("data", "tables of measured collectives, CSV")

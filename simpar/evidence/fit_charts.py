@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +10,11 @@ from numpy.typing import NDArray
 
 from simpar.costs.attention import attention_seconds
 from simpar.evidence.attention_charts import LENGTHS, ChartRow, chart_rows, chart_seconds, chart_shapes
-from simpar.evidence.robust import soft_l1
-from simpar.specs.kernel_constants import AttentionConstants, BackwardConstants, Band, FitRecord, HeadConstants
+from simpar.evidence.fit_attention import unfitted
+from simpar.evidence.kernel_errors import record
+from simpar.evidence.kernel_law import Law, Rows
+from simpar.evidence.robust import Prior
+from simpar.specs.kernel_constants import AttentionConstants, BackwardConstants, Band
 
 Array = NDArray[np.float64]
 LATENCY_S = 6e-6
@@ -23,41 +25,31 @@ FORWARD_SHARE = {64: 2.65, 128: 2.9, 256: 2.9}
 """Backward over forward time, to split charts of both passes together (FlashAttention-3 paper, Transformer Engine)."""
 
 
-def _constants(kernel: str, causal: bool, heads: Sequence[HeadConstants]) -> AttentionConstants:
-    return AttentionConstants(
-        kernel=kernel,
+def _fit_head(row: ChartRow, forward: Array, sm_count: float) -> tuple[AttentionConstants, Array]:
+    """Constants of one chart row, and its log errors, from forward seconds at its lengths."""
+    at = np.isfinite(forward)
+    shapes = chart_shapes(row.head_dim, np.array(LENGTHS, dtype=float)[at])
+    base = AttentionConstants(
+        kernel=row.kernel,
         library="charts",
         mode="burst",
-        causal=causal,
-        heads=tuple(heads),
+        causal=row.causal,
+        heads=unfitted(np.array([row.head_dim])),
         latency_s=LATENCY_S,
         wave_beta=0.0,
         critical_share=0.0,
         bands=(Band(from_size=0.0, low=READ_OFF[0], high=READ_OFF[1]),),
     )
-
-
-def _fit_head(row: ChartRow, forward: Array, sm_count: float) -> tuple[HeadConstants, Array]:
-    """Rate and overhead of one chart row, and its log errors, from forward seconds at its lengths."""
-    at = np.isfinite(forward)
-    shapes = chart_shapes(row.head_dim, np.array(LENGTHS, dtype=float)[at])
-
-    def constants(x: Array) -> AttentionConstants:
-        head = HeadConstants(head_dim=row.head_dim, rate_flops_per_s=float(np.exp(x[0])), sequence_overhead=float(np.exp(x[1])))
-        return _constants(row.kernel, row.causal, [head])
-
-    def predict(x: Array) -> Array:
-        return np.asarray(np.log(attention_seconds(constants(x), sm_count, shapes)))
-
-    rate = float(np.nanmax(row.rates)) * 1e12
-    mean = np.array([np.log(rate * 1.05), np.log(500.0 if row.causal else 200.0)])
-    x = soft_l1(predict, np.log(forward[at]), mean, mean, np.array([0.3, 0.7]))
-    return constants(x).heads[0], predict(x) - np.log(forward[at])
+    rate = Prior("heads.0.rate_flops_per_s", float(np.nanmax(row.rates)) * 1e12 * 1.05, 0.3)
+    overhead = Prior("heads.0.sequence_overhead", 500.0 if row.causal else 200.0, 0.7)
+    law, rows = Law(base, (rate, overhead), lambda c, rows: attention_seconds(c, sm_count, rows.shapes)), Rows(shapes, forward[at])
+    fitted, _ = law.fit(rows)
+    return fitted, law.errors(fitted, rows)
 
 
 def forward_constants(path: Path, gpu: str, sm_count: float) -> tuple[AttentionConstants, ...]:
     """One set for each kernel and mask of the GPU's charts."""
-    groups: dict[tuple[str, bool], dict[int, tuple[HeadConstants, Array]]] = defaultdict(dict)
+    groups: dict[tuple[str, bool], dict[int, tuple[AttentionConstants, Array]]] = defaultdict(dict)
     rows = [row for row in chart_rows(path) if row.gpu == gpu and np.isfinite(row.rates).sum() >= 3 and not row.fp8]
     for row in sorted(rows, key=lambda r: r.which != "fwd"):
         if row.which == "bwd" or row.head_dim in groups[row.kernel, row.causal]:
@@ -67,20 +59,11 @@ def forward_constants(path: Path, gpu: str, sm_count: float) -> tuple[AttentionC
             seconds = seconds / (1.0 + FORWARD_SHARE.get(row.head_dim, 2.9))
         groups[row.kernel, row.causal][row.head_dim] = _fit_head(row, seconds, sm_count)
     found = []
-    for (kernel, causal), heads in sorted(groups.items()):
-        if not heads:
-            continue
+    for _, heads in sorted(groups.items()):
         logs = np.concatenate([log for _, log in heads.values()])
-        size = np.abs(np.expm1(logs))
-        fit = FitRecord(
-            source=path.name,
-            rows=len(logs),
-            median=round(float(np.median(size)), 5),
-            p90=round(float(np.quantile(size, 0.9)), 5),
-            bias=round(float(np.expm1(logs).mean()), 5),
-        )
-        own = _constants(kernel, causal, [heads[d][0] for d in sorted(heads)])
-        found.append(own.model_copy(update={"fit": fit}))
+        own = [heads[d][0] for d in sorted(heads)]
+        update = {"heads": tuple(c.heads[0] for c in own), "fit": record(path.name, logs, np.empty(0))}
+        found.append(own[0].model_copy(update=update))
     return tuple(found)
 
 
@@ -98,19 +81,8 @@ def backward_constants(path: Path, gpu: str) -> tuple[BackwardConstants, ...]:
             continue
         lengths = np.array(LENGTHS, dtype=float)[both]
         ratio = chart_seconds(row)[both] / chart_seconds(pair)[both]
-
-        def predict(x: Array, s: Array = lengths) -> Array:
-            return np.asarray(x[0] + np.log1p(np.exp(x[1]) / s))
-
-        mean = np.array([np.log(ratio[-1]), np.log(100.0)])
-        x = soft_l1(predict, np.log(ratio), mean, mean, np.array([0.2, 1.0]))
-        found.append(
-            BackwardConstants(
-                kernel=row.kernel,
-                head_dim=row.head_dim,
-                ratio=float(np.exp(x[0])),
-                short_sequence=float(np.exp(x[1])),
-                source=path.name,
-            )
-        )
+        base = BackwardConstants(kernel=row.kernel, head_dim=row.head_dim, ratio=1.0, source=path.name)
+        priors = (Prior("ratio", ratio[-1], 0.2), Prior("short_sequence", 100.0, 1.0))
+        law = Law(base, priors, lambda c, rows: np.asarray(c.ratio * (1.0 + c.short_sequence / rows.shapes)))
+        found.append(law.fit(Rows(lengths, ratio))[0])
     return tuple(found)

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,6 @@ from simpar.errors import InputError
 from simpar.evidence.collective_cells import Cell, Harnesses, Key, cells_of, errors, predict, read_rows
 from simpar.evidence.collective_kernels import band, fit_custom, fit_expert
 from simpar.evidence.collective_stages import fit_harnesses, fit_network, fit_scale_up
-from simpar.evidence.collective_toml import write_constants, write_harnesses
 from simpar.evidence.robust import Array
 from simpar.evidence.tables import there
 from simpar.specs.collective_constants import (
@@ -30,7 +30,13 @@ from simpar.specs.collective_constants import (
     Scope,
     TimeBand,
 )
+from simpar.toml import toml
 
+HEADER = (
+    "# Written by `python -m simpar.evidence.fit collectives --data DIR`; do not edit.\n"
+    "# SI units; efficiencies are fractions of the raw link or NIC rate. Laws: docs/formulas_collectives.md.\n"
+)
+HARNESSES = "\n# What a benchmark program adds to a collective's time, and the share of the rate it reaches.\n\n"
 TABLE = "collectives_fit.csv"
 NO_NETWORK = published_network(2e-6)
 DECADES = (0.0, 2.0**16, 2.0**20, 2.0**24, 2.0**28)
@@ -89,9 +95,7 @@ def bands_of(cells: Sequence[Cell], model: Callable[[Cell], Array]) -> tuple[Tim
         for start, stop in zip(DECADES, (*DECADES[1:], np.inf), strict=True):
             inside = ratio[(size >= start) & (size < stop)]
             inside = inside if len(inside) >= FEWEST else ratio
-            low, high = np.quantile(inside, [0.1, 0.9])
-            found.append(TimeBand(scope=scope, from_bytes=start, low=round(float(min(low, 0.99)), 4),
-                                  high=round(float(max(high, 1.01)), 4)))  # fmt: skip
+            found.append(band(scope, inside, start))
     return tuple(found)
 
 
@@ -159,8 +163,16 @@ def finished(cells: Sequence[Cell], result: Fitted, *, cross_validate: bool) -> 
     return found
 
 
-def _path(out: Path, key: Key) -> Path:
-    return out / f"{'_'.join(key)}.collectives.toml"
+def _given(table: dict[str, Any]) -> dict[str, Any]:
+    """`table` without empty tables in it."""
+    return {key: _given(value) if isinstance(value, dict) else value for key, value in table.items() if value != {}}
+
+
+def _write(out: Path, key: Key, constants: CollectiveConstants) -> None:
+    """The file of a key; measured points belong to profiles and are left out."""
+    table = _given(constants.model_dump(exclude={"points"}))
+    path = out / f"{'_'.join(key)}.collectives.toml"
+    path.write_text(HEADER + toml(table, number="{:.5g}".format), encoding="utf-8")
 
 
 def add_kernels(data: Path, out: Path, found: dict[Key, CollectiveConstants]) -> None:
@@ -178,7 +190,7 @@ def add_kernels(data: Path, out: Path, found: dict[Key, CollectiveConstants]) ->
         if key[:2] in custom:
             bands.append(band("custom", custom_ratios[key[:2]]["custom"]))
         more = {"expert": expert.get(key[0]), "custom": custom.get(key[:2]), "bands": tuple(bands)}
-        write_constants(_path(out, key), constants.model_copy(update=more))
+        _write(out, key, constants.model_copy(update=more))
     records = [(name, k.fit) for name, k in expert.items()] + [(" ".join(key), k.fit) for key, k in custom.items()]
     for name, record in records:
         print(f"{name:36s} kernels  {record.rows:5d} rows  mean error {record.mape_large:6.1%}  ({record.source})")
@@ -198,10 +210,12 @@ def run(data: Path, out: Path, *, cross_validate: bool = True) -> int:
         raise InputError(f"{path}: no row can be fitted; rows need hardware, nodes, gpus, collective, bytes, time_us")
     result = fit_all(cells)
     out.mkdir(parents=True, exist_ok=True)
-    write_harnesses(out / "benchmark_programs.toml", result.harnesses)
+    programs = {name: {"added_s": added, "rate": rate} for name, (added, rate) in sorted(result.harnesses.items())}
+    text = HEADER + HARNESSES + toml(programs, number="{:.5g}".format)
+    (out / "benchmark_programs.toml").write_text(text, encoding="utf-8")
     found = finished(cells, result, cross_validate=cross_validate)
     for key, constants in found.items():
-        write_constants(_path(out, key), constants)
+        _write(out, key, constants)
     add_kernels(path.parent, out, found)
     for key, constants in found.items():
         up, net = constants.scale_up, constants.network

@@ -11,11 +11,12 @@ the unseen, and widen or narrow intervals, without a new fit.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,44 +33,37 @@ from simpar.evidence.intervals import (
 from simpar.evidence.leaderboard import COLUMNS, UNSEEN
 from simpar.evidence.pooled import LEAST_SOURCES, fit, select
 from simpar.evidence.run_files import stored_runs
-from simpar.evidence.samples import RUN_LEVEL, Data, FloatArray, Peak, Sample, collect, errors
+from simpar.evidence.samples import RUN_LEVEL, Data, FloatArray, Peak, collect, errors
 from simpar.specs.base import data_dir
 from simpar.specs.calibration import ANY, FILE, WIDTHS, Constant, Unseen, constants
+from simpar.toml import toml
+
+HEADER = "# Written by `python -m simpar.evidence.fit_constants`; do not edit. See specs/calibration.py.\n\n"
 
 
 def left_out(
     data: Data,
-    group_of: Callable[[Sample], str],
+    group: Literal["source", "family"],
     chosen: Callable[[Data], Sequence[Constant]],
     workers: int,
     free: Data | None = None,
 ) -> FloatArray:
-    """predicted / measured - 1 [rows] under the constants that `chosen` gives without each row's group, a source or more.
+    """predicted / measured - 1 [rows] under the constants that `chosen` gives without each row's source, or family of frameworks.
 
     Args:
-        chosen: a module-level function (or an object of a class), so that workers can import it.
+        chosen: a module-level function (or a partial one), so that workers can import it.
         free: the same rows, those of sources that alone show a property of kernels priced without it; none = `data`.
     """
     shown = (free or data).samples
     found = np.zeros(len(data.samples))
-    groups = np.array([group_of(s) for s in data.samples])
+    groups = np.array([getattr(s, group) for s in data.samples])
     names = sorted(set(groups.tolist()))
-    without = [Data.of([s for s, group in zip(data.samples, groups, strict=True) if group != name]) for name in names]
+    without = [Data.of([s for s in data.samples if getattr(s, group) != name]) for name in names]
     with ProcessPoolExecutor(workers) as pool:
         for name, entries in track(zip(names, pool.map(chosen, without), strict=True), "left out", len(names)):
             inside = groups == name
             found[inside] = errors(Data.of([s for s, kept in zip(shown, inside, strict=True) if kept]), entries)
     return found
-
-
-def source_of(sample: Sample) -> str:
-    """Where a run was published."""
-    return sample.source
-
-
-def family_of(sample: Sample) -> str:
-    """The family of its framework."""
-    return sample.family
 
 
 def unseen_table(data: Data, unseen: FloatArray, neutral: FloatArray) -> list[Unseen]:
@@ -129,33 +123,12 @@ def peaks_text(peaks: Sequence[Peak]) -> str:
 
 def as_toml(entries: Iterable[Constant], unseen: Iterable[Unseen] = ()) -> str:
     """The registry file."""
-    lines = ["# Written by `python -m simpar.evidence.fit_constants`; do not edit. See specs/calibration.py.", ""]
-    for entry in entries:
-        lines.append("[[constants]]")
-        given = [(key, getattr(entry, key)) for key in ("name", "family", "architecture")]
-        lines += [f'{key} = "{value}"' for key, value in given if value != ANY]
-        lines += [f"{key} = {getattr(entry, key):.5g}" for key in ("value", "gain", "gain_se")]
-        listed = [(key, getattr(entry, key)) for key in ("architectures", "not_for")]
-        lines += [f"{key} = {json.dumps(values)}" for key, values in listed if values]
-        sources = ", ".join('"' + source.replace('"', "'") + '"' for source in entry.sources)
-        lines += [f"rows = {entry.rows}", f"sources = [{sources}]", f'status = "{entry.status}"', ""]
-    for row in unseen:
-        lines.append("[[unseen]]")
-        table = row.model_dump()
-        lines += [f'{key} = "{value}"' for key, value in table.items() if isinstance(value, str)]
-        lines += [f"{key} = {value:.5g}" for key, value in table.items() if not isinstance(value, str)] + [""]
-    return "\n".join(lines)
-
-
-class Refit:
-    """The values of given constants fitted on other runs, without a choice."""
-
-    def __init__(self, chosen: Sequence[Constant]) -> None:
-        self.chosen = tuple(chosen)
-
-    def __call__(self, data: Data) -> Sequence[Constant]:
-        """`chosen` fitted on `data`."""
-        return fit(data, self.chosen)
+    keys = ("name", "family", "architecture", "value", "gain", "gain_se", "architectures", "not_for", "rows", "sources", "status")
+    optional = ("family", "architecture", "architectures", "not_for")
+    given = [{key: getattr(entry, key) for key in keys} for entry in entries]
+    kept = [{k: v for k, v in entry.items() if not (k in optional and v in (ANY, ()))} for entry in given]
+    words_first = [dict(sorted(row.model_dump().items(), key=lambda item: not isinstance(item[1], str))) for row in unseen]
+    return HEADER + toml({"constants": kept, "unseen": words_first}, number="{:.5g}".format)
 
 
 def main() -> None:
@@ -178,13 +151,13 @@ def main() -> None:
     free = Data.of([without.get(s.id, s) for s in samples])
     chosen = [e for e in shipped if e.name in RUN_LEVEL] if options.keep else select(data)
     neutral = errors(free, ())
-    unseen = left_out(data, source_of, select, options.workers, free)
-    refitted = left_out(data, source_of, Refit(chosen), options.workers, free)
+    unseen = left_out(data, "source", select, options.workers, free)
+    refitted = left_out(data, "source", partial(fit, entries=tuple(chosen)), options.workers, free)
     for name, off in (("nothing fitted", neutral), ("values refitted", refitted), ("whole choice repeated", unseen)):
         size, by_source = np.abs(off), mean_over_sources(data, off)
         print(f"{name:22s} mean over sources {by_source:.4f}, over runs: median {np.median(size):.4f}, mean {size.mean():.4f}")
     print("memory on unseen sources: " + peaks_text(peaks))
-    unfamiliar = left_out(data, family_of, select, options.workers, free)
+    unfamiliar = left_out(data, "family", select, options.workers, free)
     widths = [*interval_entries(data, unseen, unfamiliar), *memory_entries(peaks)]
     # What other commands fit, or no left-out source can tell, stays as it is.
     kept = [e for e in shipped if e.name not in (*RUN_LEVEL, *WIDTHS)]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,14 +13,13 @@ from simpar.costs.compute import TILE_FIELDS, GemmShapes, compute_seconds, secon
 from simpar.costs.gemm_tiles import Geometry, geometry
 from simpar.evidence.fit_residual import fit_grid
 from simpar.evidence.kernel_errors import bands, halves, record
-from simpar.evidence.kernel_tables import MICRO, Source, usable
-from simpar.evidence.robust import soft_l1
+from simpar.evidence.kernel_law import Law, Rows, where
+from simpar.evidence.kernel_tables import SIZES, Source, Table, core, measured_rows
+from simpar.evidence.robust import Prior
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.kernel_constants import GemmConstants
 
 Array = NDArray[np.float64]
-CORE = 512
-"""Fitted region: m, n, k of at least this."""
 CAST_COLUMNS = 2048.0
 """Columns of a row that vLLM's per-token cast takes in one pass (steps of its time at 2048 and 4096)."""
 FEWEST_ROWS = 200
@@ -31,24 +30,11 @@ _REACHED = {"ampere": 0.86, "ada": 0.85, "hopper": 0.88, "blackwell": 0.77}
 _CLASSES = {"heuristic": (0.86, 0.86, 0.82, 0.74, 0.6), "cluster": (), "min_waves_sm90": (0.84, 0.9, 0.4)}
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One parameter: a field (and index in it), its prior, and whether it moves as a logarithm."""
+@dataclass(frozen=True)
+class Products(Rows[GemmShapes]):
+    """Measured products, with the tiles that they may use."""
 
-    field: str
-    mean: float
-    sigma: float
-    log: bool = True
-    index: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Measured rows: shapes, geometry, seconds."""
-
-    shapes: GemmShapes
     geometry: Geometry
-    seconds: Array
 
 
 def schedule_of(source: Source, architecture: str) -> str:
@@ -60,35 +46,35 @@ def schedule_of(source: Source, architecture: str) -> str:
     return "heuristic"
 
 
-def entries(source: Source, hardware: HardwareProfile, schedule: str) -> list[Entry]:
+def priors_of(source: Source, hardware: HardwareProfile, schedule: str) -> list[Prior]:
     """Parameters with priors: peaks for the rates, usual values for the rest."""
     architecture = hardware.gpu.architecture
     peak = hardware.peak_flops_per_s("fp8" if source.dtype.startswith("fp8") else "bf16")
     bandwidth = hardware.gpu.memory_bandwidth.value * _REACHED.get(architecture, 0.8)
     found = [
-        Entry("rate_flops_per_s", 0.75 * peak, 0.3),
-        Entry("bandwidth_bytes_per_s", bandwidth, 0.15),
-        Entry("latency_s", 2.4e-6, 0.3),
-        Entry("k_overhead", 100.0, 0.5),
-        Entry("wave_beta", 0.7 if architecture == "ampere" else 0.15, 0.3, log=False),
-        Entry("wave_first", 0.0, 0.3, log=False),
-        Entry("overlap_power", 3.0, 0.5),
-        Entry("size_exponent", 0.0, 0.05, log=False),
-        Entry("unaligned", 0.0, 0.05, log=False),
+        Prior("rate_flops_per_s", 0.75 * peak, 0.3),
+        Prior("bandwidth_bytes_per_s", bandwidth, 0.15),
+        Prior("latency_s", 2.4e-6, 0.3),
+        Prior("k_overhead", 100.0, 0.5),
+        Prior("wave_beta", 0.7 if architecture == "ampere" else 0.15, 0.3, log=False),
+        Prior("wave_first", 0.0, 0.3, log=False),
+        Prior("overlap_power", 3.0, 0.5),
+        Prior("size_exponent", 0.0, 0.05, log=False),
+        Prior("unaligned", 0.0, 0.05, log=False),
     ]
-    found += [Entry("ridge", 0.0, 0.05 if i < 3 else 0.02, log=False, index=i) for i in range(9)]
+    found += [Prior(f"ridge.{i}", 0.0, 0.05 if i < 3 else 0.02, log=False) for i in range(9)]
     if schedule == "heuristic":
-        found.append(Entry("split_k_cost", 0.8, 0.7))
+        found.append(Prior("split_k_cost", 0.8, 0.7))
     if schedule == "cluster":
-        found.append(Entry("unaligned_octave", 0.0, 0.02, log=False))
+        found.append(Prior("unaligned_octave", 0.0, 0.02, log=False))
     classes = _CLASSES.get(schedule, _CLASSES["min_waves_sm90"])
-    found += [Entry("tile_efficiency", e, 0.15 if e > 0.5 else 0.4, index=i) for i, e in enumerate(classes)]
+    found += [Prior(f"tile_efficiency.{i}", e, 0.15 if e > 0.5 else 0.4) for i, e in enumerate(classes)]
     if source.quantized:
-        found += [Entry("cast_latency_s", 4e-6, 0.7), Entry("cast_bytes_per_s", bandwidth, 0.4)]
+        found += [Prior("cast_latency_s", 4e-6, 0.7), Prior("cast_bytes_per_s", bandwidth, 0.4)]
         if schedule.startswith("min_waves"):
-            found.append(Entry("cast_granularity", 9.0, 0.3))
+            found.append(Prior("cast_granularity", 9.0, 0.3))
         if source.library.startswith("vllm_cutlass"):
-            found.append(Entry("cast_idle", 0.5, 0.7))
+            found.append(Prior("cast_idle", 0.5, 0.7))
     return found
 
 
@@ -109,120 +95,71 @@ def start_constants(source: Source, schedule: str) -> GemmConstants:
     )
 
 
-def _unpack(base: GemmConstants, table: list[Entry], x: Array) -> GemmConstants:
-    values: dict[str, Any] = {}
-    for entry, value in zip(table, x, strict=True):
-        number = float(np.exp(value)) if entry.log else float(value)
-        if entry.field == "overlap_power":
-            number = float(np.clip(number, 0.5, 20.0))
-        if entry.index is None:
-            values[entry.field] = number
-        else:
-            parts = values.setdefault(entry.field, list(getattr(base, entry.field)))
-            parts[entry.index] = number
-    return base.model_copy(update={k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+def law_of(base: GemmConstants, priors: Sequence[Prior], sm_count: float) -> Law[GemmConstants]:
+    """The law of products, which keeps the time of the tensor cores at the last constants."""
+    kept: list[Any] = [None, None, None]
+
+    def seconds(c: GemmConstants, rows: Products) -> Array:
+        fields = [getattr(c, name) for name in TILE_FIELDS]
+        if kept[0] is not rows or kept[1] != fields:  # most of the work, and half of the parameters leave it as it is
+            kept[:] = rows, fields, compute_seconds(c, rows.geometry, sm_count)
+        return seconds_on(c, rows.geometry, sm_count, rows.shapes, tensor_s=kept[2])
+
+    return Law(base, priors, seconds)
 
 
-def measured(
-    table: dict[str, Array],
-    column: str,
-    source: Source,
-    schedule: str,
-    sm_count: float,
-    keep: Callable[[Array, Array, Array], NDArray[np.bool_]],
-) -> Rows:
-    """The rows of `column` for which `keep(m, n, k)`."""
-    ok = usable(table, ("m", "n", "k"), column)
-    ok &= keep(table["m"], table["n"], table["k"])
-    m, n, k = (table[name][ok] for name in ("m", "n", "k"))
-    shapes = GemmShapes(m, n, k, quantize=source.quantized)
-    return Rows(shapes, geometry(schedule, sm_count, m, n, k), table[column][ok] * MICRO)
-
-
-def subset(rows: Rows, mask: NDArray[np.bool_]) -> Rows:
-    """The rows where `mask`."""
-    g = rows.geometry
-
-    def cut(values: Any) -> Any:
-        return values[mask] if values.shape[0] == len(mask) else values
-
-    parts = {name: cut(getattr(g, name)) for name in Geometry.__dataclass_fields__}
-    s = rows.shapes
-    return Rows(replace(s, m=s.m[mask], n=s.n[mask], k=s.k[mask]), Geometry(**parts), rows.seconds[mask])
-
-
-def fit_rows(
-    base: GemmConstants, table: list[Entry], rows: Rows, sm_count: float, *, first: Array | None = None
-) -> tuple[GemmConstants, Array]:
-    """Constants fitted on `rows`, and their parameters."""
-    mean = np.array([np.log(e.mean) if e.log else e.mean for e in table])
-    sigma = np.array([e.sigma for e in table])
-
-    kept: dict[tuple[Any, ...], Array] = {}
-
-    def predict(x: Array) -> Array:
-        c = _unpack(base, table, x)
-        key = tuple(getattr(c, name) for name in TILE_FIELDS)
-        if key not in kept:  # most of the work, and half of the parameters leave it as it is
-            kept.clear()
-            kept[key] = compute_seconds(c, rows.geometry, sm_count)
-        return np.asarray(np.log(seconds_on(c, rows.geometry, sm_count, rows.shapes, tensor_s=kept[key])))
-
-    x = soft_l1(predict, np.log(rows.seconds), mean if first is None else first, mean, sigma)
-    return _unpack(base, table, x), x
-
-
-def errors(c: GemmConstants, rows: Rows, sm_count: float) -> Array:
-    """log(predicted / measured) [rows]."""
-    return np.asarray(np.log(seconds_on(c, rows.geometry, sm_count, rows.shapes)) - np.log(rows.seconds))
-
-
-def fit_column(table: dict[str, Array], column: str, source: Source, hardware: HardwareProfile, name: str) -> GemmConstants | None:
+def fit_column(table: Table, column: str, source: Source, hardware: HardwareProfile, name: str) -> GemmConstants | None:
     """Constants of one time column, or None where too few rows are measured."""
     sm_count = float(hardware.gpu.sm_count.value)
     schedule = schedule_of(source, hardware.gpu.architecture)
-    rows = measured(table, column, source, schedule, sm_count, lambda m, n, k: (m >= CORE) & (n >= CORE) & (k >= CORE))
+    every = measured_rows("gemm", table, column)
+
+    def products(inside: NDArray[np.bool_]) -> Products:
+        m, n, k = (every[name][inside] for name in SIZES["gemm"])
+        shapes = GemmShapes(m, n, k, quantize=source.quantized)
+        return Products(shapes, every["seconds"][inside], geometry(schedule, sm_count, m, n, k))
+
+    rows = products(core(every))
     if len(rows.seconds) < FEWEST_ROWS:
         return None
-    base, parameters = start_constants(source, schedule), entries(source, hardware, schedule)
-    law, first = fit_rows(base, parameters, rows, sm_count)
+    law = law_of(start_constants(source, schedule), priors_of(source, hardware, schedule), sm_count)
+    plain, first = law.fit(rows)
     # Twofold by (n, k) pair: every row is predicted by constants that saw neither its n, k nor any other m of that pair.
-    pair = halves(rows.shapes.n, rows.shapes.k)
-    by_m = halves(rows.shapes.m)
-    laws, grids = zip(*(_held_out(base, parameters, rows, mask, sm_count, first) for mask in (pair, by_m)), strict=True)
+    masks = (halves(rows.shapes.n, rows.shapes.k), halves(rows.shapes.m))
+    laws, grids = zip(*(_held_out(law, rows, mask, first) for mask in masks), strict=True)
     # The residual grid stays only where it also helps for pairs, and for values of m, that it did not see.
     helps = all(np.median(np.abs(g)) < np.median(np.abs(h)) for g, h in zip(grids, laws, strict=True))
-    fitted = _with_grid(law, rows, sm_count) if helps else law
+    fitted = _with_grid(law, plain, rows) if helps else plain
     held, held_m = grids if helps else laws
-    flops = 2.0 * rows.shapes.m * rows.shapes.n * rows.shapes.k
-    log = errors(fitted, rows, sm_count)
-    small = measured(table, column, source, schedule, sm_count, lambda m, n, k: (m < CORE) | (n < CORE) | (k < CORE))
-    below = errors(fitted, small, sm_count)
+    small = products(~core(every))
     return fitted.model_copy(
         update={
-            "bands": bands(flops, held),
-            "bands_small": bands(2.0 * small.shapes.m * small.shapes.n * small.shapes.k, below),
-            "fit": record(f"{name}:{column}", log, held, held_m),
+            "bands": bands(flops_of(rows), held),
+            "bands_small": bands(flops_of(small), law.errors(fitted, small)),
+            "fit": record(f"{name}:{column}", law.errors(fitted, rows), held, held_m),
         }
     )
 
 
-def _with_grid(c: GemmConstants, rows: Rows, sm_count: float) -> GemmConstants:
+def flops_of(rows: Products) -> Array:
+    """Of each product [rows]."""
+    return 2.0 * rows.shapes.m * rows.shapes.n * rows.shapes.k
+
+
+def _with_grid(law: Law[GemmConstants], c: GemmConstants, rows: Products) -> GemmConstants:
     s = rows.shapes
-    return c.model_copy(update={"residual": fit_grid(s.m, s.n, s.k, -errors(c, rows, sm_count))})
+    return c.model_copy(update={"residual": fit_grid(s.m, s.n, s.k, -law.errors(c, rows))})
 
 
-def _held_out(
-    base: GemmConstants, parameters: list[Entry], rows: Rows, mask: NDArray[np.bool_], sm_count: float, first: Array
-) -> tuple[Array, Array]:
+def _held_out(law: Law[GemmConstants], rows: Products, mask: NDArray[np.bool_], first: Array) -> tuple[Array, Array]:
     """Log errors [rows] of constants fitted on the other half, by the law alone and with its residual grid."""
     logs, better = np.empty(len(rows.seconds)), np.empty(len(rows.seconds))
     for half in (mask, ~mask):
-        seen = np.flatnonzero(~half)
+        seen, own = np.flatnonzero(~half), where(half, rows)
         # Every second row of the other half is enough: it tells the constants as well, in half the time.
         thinned = np.zeros(len(mask), dtype=bool)
         thinned[seen[:: max(1, len(seen) // MOST_HELD_OUT)]] = True
-        other, _ = fit_rows(base, parameters, subset(rows, thinned), sm_count, first=first)
-        logs[half] = errors(other, subset(rows, half), sm_count)
-        better[half] = errors(_with_grid(other, subset(rows, ~half), sm_count), subset(rows, half), sm_count)
+        other, _ = law.fit(where(thinned, rows), first)
+        logs[half] = law.errors(other, own)
+        better[half] = law.errors(_with_grid(law, other, where(~half, rows)), own)
     return logs, better

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,8 +19,7 @@ from simpar.costs.compute import GemmShapes, gemm_seconds
 from simpar.costs.kernel_choice import UNREAL
 from simpar.errors import InputError
 from simpar.evidence import fit_attention, fit_charts, fit_gemm, fit_memory, fit_moe, fit_training_ops
-from simpar.evidence.kernel_tables import attention_name, column_source, columns, gemm_name, moe_name, profile_of
-from simpar.evidence.kernel_toml import dump
+from simpar.evidence.kernel_tables import attention_name, column_source, columns, gemm_name, moe_name, profile_of, time_columns
 from simpar.evidence.tables import tables, there
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.kernel_constants import (
@@ -31,7 +31,13 @@ from simpar.specs.kernel_constants import (
     KernelConstants,
     MoeConstants,
 )
+from simpar.toml import toml
 
+HEADER = """# Written by `python -m simpar.evidence.fit kernels --data DIR`; do not edit by hand.
+# Forms and sources: docs/formulas_kernels.md. `fit` holds the error reached, |predicted / measured - 1|;
+# `held_out_*` on shapes that the fit did not see. `bands` are 80 % intervals of measured / predicted.
+
+"""
 TRAINING_MACHINES = {"a100_pcie": "a100", "b200": "b200"}
 """Machine of `simumax_ops.csv` -> GPU whose constants its rows refine."""
 SAME_DIE = {"h100": "h200"}
@@ -71,41 +77,35 @@ def _told(fit: FitRecord) -> str:
     return f"{fit.median:.2%} / {fit.p90:.2%}, held out {fit.held_out_median:.2%} / {fit.held_out_p90:.2%}"
 
 
-def _tables(data: Path, pattern: str, skip: str) -> list[Path]:
-    return [path for path in tables(data, pattern) if skip not in path.stem]
+def _gemm(path: Path, hardware: HardwareProfile) -> Iterator[GemmConstants | None]:
+    gpu, dtype = gemm_name(path)
+    table = columns(path, ("m", "n", "k"))
+    for column in time_columns(table):
+        yield fit_gemm.fit_column(table, column, column_source(gpu, dtype, column), hardware, path.name)
+
+
+KINDS: dict[str, tuple[str, Callable[[Path], tuple[str, ...]], Callable[[Path, HardwareProfile], Iterable[Any]]]] = {
+    "gemm_*.csv": ("gemm", gemm_name, _gemm),
+    "attention_*.csv": ("attention", attention_name, lambda path, hardware: (fit_attention.fit_table(path, hardware),)),
+    "moe_*.csv": ("moe", moe_name, lambda path, hardware: (fit_moe.fit_table(path, hardware),)),
+}
+"""Tables -> field of `Found`, what their names say (the GPU first), and the constants of one."""
 
 
 def fit_tables(data: Path) -> dict[str, Found]:
     """Fits of every GEMM, attention and expert table of a known GPU."""
     found: dict[str, Found] = defaultdict(Found)
-    for path in _tables(data, "gemm_*.csv", "model"):
-        gpu, dtype = gemm_name(path)
-        hardware = profile_of(gpu)
-        if hardware is None:
-            _say(f"{path.name}: no profile for {gpu}, left out")
-            continue
-        table = columns(path, ("m", "n", "k"))
-        for column in [c for c in table if c.startswith("us_") and not c.endswith("_W")]:
-            c = fit_gemm.fit_column(table, column, column_source(gpu, dtype, column), hardware, path.name)
-            if c is not None:
-                found[gpu].gemm.append(c)
-                _say(f"{path.name} {column}: {_told(c.fit)}")
-    for path in _tables(data, "attention_*.csv", "model"):
-        gpu, kernel, library = attention_name(path)
-        hardware = profile_of(gpu)
-        if hardware is not None:
-            a = fit_attention.fit_table(
-                columns(path, ("b", "s", "h", "kv", "d", "causal", "us")), kernel, library, hardware, path.name
-            )
-            found[gpu].attention.append(a)
-            _say(f"{path.name}: {_told(a.fit)}")
-    for path in _tables(data, "moe_*.csv", "model"):
-        gpu, _, _ = moe_name(path)
-        hardware = profile_of(gpu)
-        if hardware is not None:
-            e = fit_moe.fit_table(path, hardware)
-            found[gpu].moe.append(e)
-            _say(f"{path.name}: {_told(e.fit)}")
+    for pattern, (kind, name, fit) in KINDS.items():
+        for path in (path for path in tables(data, pattern) if "model" not in path.stem):
+            gpu = name(path)[0]
+            hardware = profile_of(gpu)
+            if hardware is None:
+                _say(f"{path.name}: no profile for {gpu}, left out")
+                continue
+            for c in fit(path, hardware):
+                if c is not None:
+                    getattr(found[gpu], kind).append(c)
+                    _say(f"{c.fit.source}: {_told(c.fit)}")
     return found
 
 
@@ -228,6 +228,18 @@ def _inherit(all_of: dict[str, KernelConstants]) -> None:
         if donor.directions is not None:
             update["directions"] = donor.directions.model_copy(update={"scale": 1.0, "machine": f"as {donor.directions.machine}"})
         all_of[gpu] = c.model_copy(update=update)
+
+
+def dump(constants: KernelConstants) -> str:
+    """The file of `constants`, single tables first; fields at their defaults are left out."""
+
+    def number(value: float) -> str:
+        text = f"{value:.5g}"
+        return text if any(c in text for c in ".en") else f"{text}.0"
+
+    table = constants.model_dump(exclude_defaults=True)
+    table = dict(sorted(table.items(), key=lambda item: isinstance(item[1], tuple | list)))
+    return HEADER + toml(table, inline=lambda depth, _: depth > 1, number=number)
 
 
 def run(data: Path, out: Path, say: Callable[[str], None] = _say) -> int:

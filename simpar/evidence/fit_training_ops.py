@@ -15,17 +15,17 @@ from simpar.costs.attention import AttentionShapes, attention_seconds
 from simpar.costs.compute import GemmShapes, gemm_seconds
 from simpar.costs.gemm_tiles import geometry
 from simpar.costs.kernels import SMALL_GEMM
-from simpar.evidence.fit_gemm import Entry, Rows, errors, fit_rows, subset
-from simpar.evidence.kernel_errors import bands, halves, record
-from simpar.evidence.robust import soft_l1
+from simpar.evidence.fit_attention import unfitted
+from simpar.evidence.fit_gemm import Products, flops_of, law_of
+from simpar.evidence.kernel_errors import bands, halves, interval, record
+from simpar.evidence.kernel_law import Law, Rows
+from simpar.evidence.robust import Prior
 from simpar.evidence.training_ops import TrainingRow, gemm_rows, grouped_rows, sdp_rows
 from simpar.specs.kernel_constants import (
     AttentionConstants,
-    Band,
     DirectionConstants,
     GemmConstants,
     GroupedConstants,
-    HeadConstants,
 )
 
 Array = NDArray[np.float64]
@@ -45,20 +45,18 @@ _SIGMA = {
 }
 
 
-def _entries(parent: GemmConstants) -> list[Entry]:
-    found = [
-        Entry(name, getattr(parent, name), sigma, log=name not in ("size_exponent", "wave_beta", "wave_first", "unaligned"))
-        for name, sigma in _SIGMA.items()
-    ]
-    found += [Entry("ridge", v, 0.04 if i < 3 else 0.015, log=False, index=i) for i, v in enumerate(parent.ridge)]
-    return found + [Entry("tile_efficiency", v, 0.1, index=i) for i, v in enumerate(parent.tile_efficiency)]
+def _priors(parent: GemmConstants) -> list[Prior]:
+    plain = ("size_exponent", "wave_beta", "wave_first", "unaligned")
+    found = [Prior(name, getattr(parent, name), sigma, log=name not in plain) for name, sigma in _SIGMA.items()]
+    found += [Prior(f"ridge.{i}", v, 0.04 if i < 3 else 0.015, log=False) for i, v in enumerate(parent.ridge)]
+    return found + [Prior(f"tile_efficiency.{i}", v, 0.1) for i, v in enumerate(parent.tile_efficiency)]
 
 
-def _rows(measured: list[TrainingRow], sm_count: float) -> Rows:
+def _rows(measured: list[TrainingRow], sm_count: float) -> Products:
     m, n, k = (np.array([getattr(r, name) for r in measured], dtype=float) for name in ("m", "n", "k"))
     out = np.array([r.output_bytes for r in measured])
     shapes = GemmShapes(m, n, k, output_bytes=float(out[0]))
-    return Rows(shapes, geometry("heuristic", sm_count, m, n, k), np.array([r.seconds for r in measured]))
+    return Products(shapes, np.array([r.seconds for r in measured]), geometry("heuristic", sm_count, m, n, k))
 
 
 def fit_machine(
@@ -70,31 +68,21 @@ def fit_machine(
         return None
     # The forward library's residual grid says nothing about these layouts.
     base = parent.model_copy(update={"library": LIBRARY, "mode": "sustained", "residual": ()})
-    table = _entries(base)
-    rows = _rows(by["forward"] + by["dgrad"], sm_count)
-    fitted, _ = fit_rows(base, table, rows, sm_count)
+    law, rows = law_of(base, _priors(base), sm_count), _rows(by["forward"] + by["dgrad"], sm_count)
+    fitted, _ = law.fit(rows)
     mask = halves(rows.shapes.m, rows.shapes.n, rows.shapes.k)
-    held = np.empty(len(rows.seconds))
-    for half in (mask, ~mask):
-        held[half] = errors(fit_rows(base, table, subset(rows, ~half), sm_count)[0], subset(rows, half), sm_count)
-    flops = 2.0 * rows.shapes.m * rows.shapes.n * rows.shapes.k
+    held = law.held_out(rows, (mask, ~mask))
     name = f"{path.name}:{machine}"
-    fitted = fitted.model_copy(
-        update={
-            "bands": bands(flops, held),
-            "fit": record(name, errors(fitted, rows, sm_count), held),
-            "derived": "",
-        }
-    )
+    reached = {"bands": bands(flops_of(rows), held), "fit": record(name, law.errors(fitted, rows), held), "derived": ""}
+    fitted = fitted.model_copy(update=reached)
     factors: dict[str, float] = {}
     logs: list[Array] = []
     for direction, measured in by.items():
         if measured:
-            own = _rows(measured, sm_count)
-            log = errors(fitted, own, sm_count)
+            log = law.errors(fitted, _rows(measured, sm_count))
             factors[direction] = float(np.exp(-np.median(log)))
             logs.append(log - np.median(log))
-    scalar = float(np.exp(-np.median(errors(parent, rows, sm_count))))
+    scalar = float(np.exp(-np.median(law.errors(parent, rows))))
     directions = DirectionConstants(
         dgrad=factors.get("dgrad", 1.0) / factors["forward"],
         wgrad=factors.get("wgrad", 1.02 * factors["forward"]) / factors["forward"],
@@ -135,10 +123,10 @@ def _grouped_with(
         left.append(logs - centre)
         large.append(big)
     rest, inside = np.concatenate(left), np.concatenate(large)
-    ends = np.exp(np.quantile(rest, [0.1, 0.9]))
+    ends = interval(-rest)
     fit = record(f"{path.name}:{machine}", -rest[inside], -rest)
     source = f"{path.name}: {machine}"
-    return GroupedConstants(**medians, streams=streams, low=float(ends[0]), high=float(ends[1]), source=source, fit=fit)
+    return GroupedConstants(**medians, streams=streams, low=ends.low, high=ends.high, source=source, fit=fit)
 
 
 def _sdp_shapes(measured: list[TrainingRow]) -> AttentionShapes:
@@ -160,41 +148,14 @@ def fit_sdp(path: Path, machine: str, sm_count: float) -> tuple[AttentionConstan
         shapes, seconds = _sdp_shapes(measured), np.array([r.seconds for r in measured])
         share = 1.0 if direction == "forward" else 2.5
         rates = [float(np.max([r.flops / r.seconds for r in measured if r.head_dim == d])) / share for d in heads]
-
-        def constants(x: Array, direction: str = direction, heads: list[int] = heads) -> AttentionConstants:
-            own = tuple(
-                HeadConstants(
-                    head_dim=d, rate_flops_per_s=float(np.exp(x[3 + i])), sequence_overhead=float(np.exp(x[3 + len(heads) + i]))
-                )
-                for i, d in enumerate(heads)
-            )
-            return AttentionConstants(
-                kernel="cudnn",
-                library=LIBRARY,
-                mode="sustained",
-                causal=True,
-                direction=direction,
-                heads=own,
-                latency_s=float(np.exp(x[0])),
-                critical_share=float(np.exp(x[1])),
-                overlap_power=float(np.clip(np.exp(x[2]), 0.5, 20.0)),
-            )
-
-        mean = np.array([np.log(8e-6), np.log(0.6), np.log(2.0), *np.log(rates), *([np.log(300.0)] * len(heads))])
-        sigma = np.array([0.5, 0.4, 0.5, *([0.3] * len(heads)), *([0.6] * len(heads))])
-
-        def predict(x: Array, a: AttentionShapes = shapes) -> Array:
-            return np.asarray(np.log(attention_seconds(constants(x), sm_count, a)))
-
-        x = soft_l1(predict, np.log(seconds), mean, mean, sigma)
-        logs = predict(x) - np.log(seconds)
-        ends = np.exp(np.quantile(-logs, [0.1, 0.9]))
-        found.append(
-            constants(x).model_copy(
-                update={
-                    "fit": record(f"{path.name}:{machine}", logs, logs),
-                    "bands": (Band(from_size=0.0, low=float(ends[0]), high=float(ends[1])),),
-                }
-            )
-        )
+        priors = [Prior("latency_s", 8e-6, 0.5), Prior("critical_share", 0.6, 0.4), Prior("overlap_power", 2.0, 0.5)]
+        priors += [Prior(f"heads.{i}.rate_flops_per_s", rate, 0.3) for i, rate in enumerate(rates)]
+        priors += [Prior(f"heads.{i}.sequence_overhead", 300.0, 0.6) for i in range(len(heads))]
+        own = {"kernel": "cudnn", "library": LIBRARY, "mode": "sustained", "causal": True, "direction": direction}
+        base = AttentionConstants(**own, heads=unfitted(np.array(heads)))
+        law, rows = Law(base, priors, lambda c, rows: attention_seconds(c, sm_count, rows.shapes)), Rows(shapes, seconds)
+        fitted, _ = law.fit(rows)
+        logs = law.errors(fitted, rows)
+        reached = {"fit": record(f"{path.name}:{machine}", logs, logs), "bands": (interval(logs),)}
+        found.append(fitted.model_copy(update=reached))
     return tuple(found)

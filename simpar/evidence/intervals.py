@@ -39,11 +39,6 @@ def architectures_of(data: Data, entry: Constant) -> tuple[str, ...]:
     return tuple(sorted(name for name, found in sources.items() if len(found) >= LEAST_SOURCES))
 
 
-def width_of(sample: Sample, expected_error: float, side: float) -> float:
-    """Half-width of a run's interval before its factor, in log seconds; side: 1 above, -1 below."""
-    return math.hypot(sample.up if side > 0 else sample.down, math.log1p(HALF_WIDTH * expected_error))
-
-
 def scores(data: Data, unseen: FloatArray, expected_error: float, side: float) -> FloatArray:
     """log(measured / predicted) towards `side` over the half-width there before its factor [rows].
 
@@ -55,8 +50,9 @@ def scores(data: Data, unseen: FloatArray, expected_error: float, side: float) -
 
 
 def widths(data: Data, expected_error: float, side: float) -> FloatArray:
-    """Half-widths of intervals on one side before their factor, in log seconds [rows]."""
-    return np.array([width_of(s, expected_error, side) for s in data.samples])
+    """Half-widths of intervals on one side (1 above, -1 below) before their factor, in log seconds [rows]."""
+    own = math.log1p(HALF_WIDTH * expected_error)
+    return np.array([math.hypot(s.up if side > 0 else s.down, own) for s in data.samples])
 
 
 def expected_error_of(data: Data, unseen: FloatArray) -> float:

@@ -22,16 +22,11 @@ def halves(*keys: Array) -> NDArray[np.bool_]:
     return np.asarray(np.mod(mixed, 1.0) < 0.5)
 
 
-def sizes(logs: Array) -> Array:
-    """|predicted / measured - 1| of log(predicted / measured)."""
-    return np.asarray(np.abs(np.expm1(logs)))
-
-
 def record(source: str, fitted: Array, held: Array, held_m: Array | None = None) -> FitRecord:
     """The error record of log errors [rows], of the final fit and held out."""
 
     def of(logs: Array) -> tuple[float, float]:
-        e = sizes(logs)
+        e = np.abs(np.expm1(logs))
         return (round(float(np.median(e)), 5), round(float(np.quantile(e, 0.9)), 5)) if e.size else (0.0, 0.0)
 
     median, p90 = of(fitted)
@@ -50,6 +45,12 @@ def record(source: str, fitted: Array, held: Array, held_m: Array | None = None)
     )
 
 
+def interval(logs: Array, from_size: float = 0.0, digits: int | None = None) -> Band:
+    """The 80 % interval of measured / predicted, of log errors log(predicted / measured)."""
+    low, high = np.exp(np.quantile(-logs, [0.1, 0.9])).tolist()
+    return Band(from_size=from_size, low=round(low, digits) if digits else low, high=round(high, digits) if digits else high)
+
+
 def bands(flops: Array, held: Array) -> tuple[Band, ...]:
     """80 % intervals of measured / predicted by size class, from held-out log errors log(predicted / measured)."""
     found: list[Band] = []
@@ -59,11 +60,6 @@ def bands(flops: Array, held: Array) -> tuple[Band, ...]:
         here = held[(flops >= low) & (flops < high)]
         if len(here) < FEWEST and (found or low < EDGES[-1]):
             continue
-        ends = np.quantile(-here, [0.1, 0.9])
-        found.append(Band(from_size=low, low=round(float(np.exp(ends[0])), 4), high=round(float(np.exp(ends[1])), 4)))
-    if found and found[0].from_size > 0:
-        found[0] = found[0].model_copy(update={"from_size": 0.0})
-    if not found:
-        ends = np.quantile(-held, [0.1, 0.9])
-        found.append(Band(from_size=0.0, low=float(np.exp(ends[0])), high=float(np.exp(ends[1]))))
-    return tuple(found)
+        found.append(interval(here, low, digits=4))
+    first = found[0].model_copy(update={"from_size": 0.0}) if found else interval(held)
+    return (first, *found[1:])

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.evidence.kernel_blocks import Block
+from simpar.statistics import ErrorSummary, summary_of
 
-Array = NDArray[np.float64]
 SIZES: Final = (
     (0.0, "< 1 GFLOP"),
     (1e9, "1-10 GFLOP"),
@@ -51,39 +51,22 @@ UNJUDGED: Final = ("peak-scaled", "default")
 
 
 @dataclass(frozen=True, slots=True)
-class GroupErrors:
+class KernelErrors:
     """Errors of one group of rows.
 
     Attributes:
-        key: table, op, gpu, dtype, size, constants.
-        rows, skipped: with and without a prediction.
-        mape, median, p90, bias, coverage: of predicted / measured - 1; coverage of the 80 % interval.
+        key: table, op, gpu, dtype, constants, size.
+        summary: of predicted / measured - 1.
         allowed: (median, p90), None where the group is not judged.
     """
 
     key: dict[str, str]
-    rows: int
-    skipped: int
-    mape: float | None
-    median: float | None
-    p90: float | None
-    bias: float | None
-    coverage: float | None
+    summary: ErrorSummary
     allowed: tuple[float, float] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Flat fields: the key's and the errors."""
-        return {
-            **self.key,
-            "rows": self.rows,
-            "skipped": self.skipped,
-            "mape": self.mape,
-            "median": self.median,
-            "p90": self.p90,
-            "bias": self.bias,
-            "coverage": self.coverage,
-            "tolerance": list(self.allowed) if self.allowed else None,
-        }
+        return {**self.key, **self.summary.as_json(), "tolerance": list(self.allowed) if self.allowed else None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,57 +74,20 @@ class Report:
     """Blocks of predicted rows, their groups, and the groups past their tolerance."""
 
     blocks: tuple[Block, ...]
-    groups: tuple[GroupErrors, ...]
+    groups: tuple[KernelErrors, ...]
     failures: tuple[str, ...]
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Every row as `simpar validate --json` prints it."""
+        """Every row as `simpar validate --json` prints it; large folders have half a million rows."""
         for block in self.blocks:
             yield from block.rows()
 
-    def as_json(self) -> dict[str, Any]:
-        """The whole report; large folders have half a million rows."""
-        return {"rows": list(self.rows()), "groups": [g.as_json() for g in self.groups], "failures": list(self.failures)}
 
-
-def _errors(blocks: Sequence[Block], masks: Sequence[NDArray[np.bool_]], key: dict[str, str]) -> GroupErrors | None:
-    predicted = np.concatenate([b.predicted[m] for b, m in zip(blocks, masks, strict=True)])
-    measured = np.concatenate([b.measured[m] for b, m in zip(blocks, masks, strict=True)])
-    low = np.concatenate([b.low[m] for b, m in zip(blocks, masks, strict=True)])
-    high = np.concatenate([b.high[m] for b, m in zip(blocks, masks, strict=True)])
+def _errors(block: Block, rows: NDArray[np.bool_]) -> ErrorSummary:
+    predicted, measured = block.predicted[rows], block.measured[rows]
     ok = np.isfinite(predicted)
-    if not ok.any():
-        return GroupErrors(key, 0, int((~ok).sum()), None, None, None, None, None) if (~ok).any() else None
-    error = predicted[ok] / measured[ok] - 1.0
-    inside = (measured[ok] >= low[ok]) & (measured[ok] <= high[ok])
-    size = np.abs(error)
-    return GroupErrors(
-        key,
-        int(ok.sum()),
-        int((~ok).sum()),
-        float(size.mean()),
-        float(np.median(size)),
-        float(np.quantile(size, 0.9)),
-        float(error.mean()),
-        float(inside.mean()),
-    )
-
-
-def _key(block: Block, size: str) -> dict[str, str]:
-    return {
-        "table": block.table,
-        "op": block.op,
-        "gpu": block.gpu,
-        "dtype": block.dtype,
-        "size": size,
-        "constants": block.constants,
-    }
-
-
-def _allowed(block: Block, rows: int) -> tuple[float, float] | None:
-    if rows < FEWEST or block.constants in UNJUDGED:
-        return None
-    return TOLERANCES.get(_kind(block))
+    inside = (measured >= block.low[rows]) & (measured <= block.high[rows])
+    return summary_of(predicted[ok] / measured[ok] - 1.0, inside[ok], int((~ok).sum()))
 
 
 def _kind(block: Block) -> str:
@@ -159,36 +105,31 @@ def _kind(block: Block) -> str:
     return block.op
 
 
-def summarise(blocks: Sequence[Block]) -> list[GroupErrors]:
+def summarise(blocks: Sequence[Block]) -> list[KernelErrors]:
     """Per block: the stated region, everything, and each size class."""
-    found: list[GroupErrors] = []
+    found: list[KernelErrors] = []
     for block in blocks:
-        everything = np.ones(len(block), dtype=bool)
-        core = _errors([block], [block.core], _key(block, CORE)) if block.core.any() else None
-        if core is not None:
-            found.append(replace(core, allowed=_allowed(block, core.rows)))
-        whole = _errors([block], [everything], _key(block, "all"))
-        if whole is not None:
-            found.append(whole)
-        if not block.flops.any():
-            continue
-        for (edge, name), above in zip(SIZES, (*[e for e, _ in SIZES[1:]], np.inf), strict=True):
-            mask = (block.flops >= edge) & (block.flops < above)
-            part = _errors([block], [mask], _key(block, name)) if mask.any() else None
-            if part is not None:
-                found.append(part)
+        parts = [(CORE, block.core), ("all", np.ones(len(block), dtype=bool))]
+        if block.flops.any():
+            edges = [*(edge for edge, _ in SIZES), np.inf]
+            classes = zip(SIZES, edges[1:], strict=True)
+            parts += [(name, (block.flops >= edge) & (block.flops < above)) for (edge, name), above in classes]
+        for size, rows in parts:
+            if rows.any():
+                summary = _errors(block, rows)
+                judged = size == CORE and summary.rows >= FEWEST and block.constants not in UNJUDGED
+                found.append(KernelErrors(block.key | {"size": size}, summary, TOLERANCES.get(_kind(block)) if judged else None))
     return found
 
 
-def judge(groups: Sequence[GroupErrors]) -> list[str]:
+def judge(groups: Sequence[KernelErrors]) -> list[str]:
     """One line per group past its tolerance."""
     lines = []
     for g in groups:
-        if g.allowed is None or g.median is None or g.p90 is None:
-            continue
-        if g.median > g.allowed[0] or g.p90 > g.allowed[1]:
+        median, p90 = g.summary.median, g.summary.p90
+        if g.allowed is not None and median is not None and p90 is not None and (median > g.allowed[0] or p90 > g.allowed[1]):
             lines.append(
-                f"{g.key['table']} {g.key['op']} {g.key['dtype']}: median {g.median:.1%}, p90 {g.p90:.1%} "
-                f"past {g.allowed[0]:.0%} / {g.allowed[1]:.0%} ({g.rows} rows)"
+                f"{g.key['table']} {g.key['op']} {g.key['dtype']}: median {median:.1%}, p90 {p90:.1%} "
+                f"past {g.allowed[0]:.0%} / {g.allowed[1]:.0%} ({g.summary.rows} rows)"
             )
     return lines

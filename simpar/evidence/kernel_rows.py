@@ -7,40 +7,77 @@ Formats: `ep_deepep_normal.csv` (transmit and notify times by SM count), `ep_dee
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from simpar.costs.collective_geometry import packed
-from simpar.costs.expert_parallel import DEFAULT_SMS
+from simpar.costs.collective_geometry import Geometry, geometry, packed
+from simpar.costs.collectives import CollectiveModel
+from simpar.costs.expert_parallel import DEFAULT_SMS, Exchange
+from simpar.costs.price import Price
 from simpar.evidence.collective_rows import machine
 from simpar.specs.hardware import HardwareProfile
 from simpar.topology.placement import GroupPlacement
 
 FP8_BYTES = 1 + 4 / 128
 """A value of an fp8 dispatch: one byte and a 4-byte scale for each 128."""
+VALUE_BYTES = {"dispatch": FP8_BYTES, "combine": 2.0}
+DISPATCHERS = {"normal": "deepep", "low_latency": "deepep_low_latency"}
 
 
 @dataclass(frozen=True, slots=True)
 class KernelRow:
-    """One measured kernel; `skipped` says why it cannot be priced."""
+    """One measured kernel.
+
+    Attributes:
+        exchange, dispatcher: what an expert-parallel kernel moves, and how.
+        bytes_, kernel, graph: a custom all-reduce.
+        hardware, placement: where; None where `skipped` says why it cannot be priced.
+    """
 
     row_id: str
     group: dict[str, Any] = field(hash=False)
     measured_s: float
-    hardware: HardwareProfile | None = None
-    placement: GroupPlacement | None = None
-    direction: str = ""
-    mode: str = ""
-    tokens: int = 0
-    hidden: int = 0
-    value_bytes: float = 2.0
-    topk: int = 0
-    experts: int = 0
-    sms: int = DEFAULT_SMS
+    exchange: Exchange | None = None
+    dispatcher: str = ""
     bytes_: float = 0.0
     kernel: str = ""
     graph: bool = True
+    hardware: HardwareProfile | None = None
+    placement: GroupPlacement | None = None
     skipped: str = ""
+
+    @property
+    def on(self) -> tuple[HardwareProfile, GroupPlacement]:
+        """The machine and the group of a row that can be priced."""
+        assert self.hardware is not None
+        assert self.placement is not None
+        return self.hardware, self.placement
+
+    @property
+    def geometry(self) -> Geometry:
+        """The group as collective laws see it."""
+        return geometry(*self.on)
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """What identifies the row in reports, with its size and its ranks."""
+        size = self.exchange.tokens * self.exchange.row_bytes if self.exchange else self.bytes_
+        return {**self.group, "bytes": int(size), "gpus": self.on[1].size}
+
+    def price(self, model: CollectiveModel) -> Price:
+        """By `model`, which is of the row's machine."""
+        if self.exchange is not None:
+            return model.exchange(self.exchange, self.on[1], self.dispatcher)
+        return model.custom_all_reduce(self.bytes_, self.on[1], kernel=self.kernel, graph=self.graph)
+
+    def placed(self, hardware: HardwareProfile | None, ranks: int) -> KernelRow:
+        """The row on the nodes that so many ranks fill, or why it cannot be priced."""
+        if hardware is None:
+            return replace(self, skipped=f"no profile is near {self.group['hardware']!r}")
+        if ranks < 2:
+            return replace(self, skipped="a group of one")
+        # GB200 trays hold 4 GPUs; more ranks lie on more trays of the same domain.
+        return replace(self, hardware=hardware, placement=packed(hardware, ranks, -(-ranks // hardware.gpus_per_node)))
 
 
 def _hardware(text: str) -> HardwareProfile | None:
@@ -49,43 +86,33 @@ def _hardware(text: str) -> HardwareProfile | None:
 
 def expert_rows(raw: Mapping[str, str], row_id: str) -> Iterator[KernelRow]:
     """Dispatch and combine of a row of a DeepEP table."""
-    mode, nodes = str(raw["mode"]), int(raw["node_num"])
-    hardware = _hardware(str(raw["hardware"]))
-    low_latency = "dispatch_avg_t_us" in raw
+    mode, nodes, hardware = raw["mode"], int(raw["node_num"]), _hardware(raw["hardware"])
     names = ("hardware", "mode", "node_num", "hidden_size", "num_token", "num_topk", "num_experts")
-    for direction in ("dispatch", "combine"):
+    tokens, hidden, topk, experts = (int(raw[n]) for n in ("num_token", "hidden_size", "num_topk", "num_experts"))
+    for direction, value_bytes in VALUE_BYTES.items():
         group = {**{n: raw[n] for n in names}, "collective": f"expert_{direction}", "nodes": nodes}
-        if low_latency:
-            seconds, sms = float(raw[f"{direction}_avg_t_us"]) * 1e-6, DEFAULT_SMS
+        sms = DEFAULT_SMS
+        if "dispatch_avg_t_us" in raw:
+            seconds = float(raw[f"{direction}_avg_t_us"]) * 1e-6
         else:
             seconds = (float(raw[f"{direction}_transmit_us"]) + float(raw[f"{direction}_notify_us"])) * 1e-6
-            sms = int(raw[f"{direction}_sms"])
-            group["sms"] = sms
-        one = f"{row_id}:{direction}"
-        if hardware is None:
-            yield KernelRow(one, group, seconds, skipped=f"no profile is near {raw['hardware']!r}")
-            continue
-        placement = packed(hardware, hardware.gpus_per_node * nodes, nodes)
-        yield KernelRow(
-            one, group, seconds, hardware, placement, direction, mode, int(raw["num_token"]), int(raw["hidden_size"]),
-            FP8_BYTES if direction == "dispatch" else 2.0, int(raw["num_topk"]), int(raw["num_experts"]), sms,
-        )  # fmt: skip
+            sms = group["sms"] = int(raw[f"{direction}_sms"])
+        x = Exchange(direction, tokens, hidden * value_bytes, topk, experts, sms)
+        row = KernelRow(f"{row_id}:{direction}", group, seconds, x, DISPATCHERS.get(mode, "deepep_low_latency"))
+        yield row.placed(hardware, hardware.gpus_per_node * nodes if hardware else 0)
 
 
-def custom_row(raw: Mapping[str, str], row_id: str) -> KernelRow:
+def custom_row(raw: Mapping[str, str], row_id: str) -> Iterator[KernelRow]:
     """A row of a table of custom all-reduce kernels."""
-    gpus, seconds = int(raw["gpus"]), float(raw["time_us"]) * 1e-6
+    gpus, name = int(raw["gpus"]), raw["kernel"].lower()
     names = ("hardware", "framework", "kernel", "gpus", "bytes")
     group = {**{n: raw[n] for n in names}, "collective": "custom_all_reduce", "nodes": 1}
-    group["gpus"], group["bytes"] = gpus, int(raw["bytes"])
-    hardware, name = _hardware(str(raw["hardware"])), str(raw["kernel"]).lower()
-    if hardware is None:
-        return KernelRow(row_id, group, seconds, skipped=f"no profile is near {raw['hardware']!r}")
+    group |= {"gpus": gpus, "bytes": int(raw["bytes"])}
     kernel = next((k for k in ("trtllm", "vllm", "sglang") if k in name), "vllm")
-    # GB200 trays hold 4 GPUs; more ranks lie on more trays of the same domain.
-    placement = packed(hardware, gpus, -(-gpus // hardware.gpus_per_node))
-    return KernelRow(row_id, group, seconds, hardware, placement, bytes_=float(raw["bytes"]), kernel=kernel,
-                     graph="eager" not in name)  # fmt: skip
+    row = KernelRow(
+        row_id, group, float(raw["time_us"]) * 1e-6, bytes_=float(raw["bytes"]), kernel=kernel, graph="eager" not in name
+    )
+    yield row.placed(_hardware(raw["hardware"]), gpus)
 
 
 PUBLISHED_MODES = {"normal": 4096, "low_latency": 128}
@@ -94,24 +121,17 @@ PUBLISHED_MODES = {"normal": 4096, "low_latency": 128}
 
 def published_rows(raw: Mapping[str, str], row_id: str) -> Iterator[KernelRow]:
     """Dispatch and combine of a row of published figures; only DeepEP's times are comparable."""
-    mode, ranks, library = str(raw["mode"]), int(raw["ep"]), str(raw["library"])
-    hardware, _ = machine(str(raw["hardware"]), "")
-    for direction in ("dispatch", "combine"):
-        one, text = f"{row_id}:{direction}", str(raw[f"{direction}_us"] or "")
+    mode, ranks, library = raw["mode"], int(raw["ep"]), raw["library"]
+    for direction, value_bytes in VALUE_BYTES.items():
+        text = raw[f"{direction}_us"] or ""
         group = {"hardware": raw["hardware"], "library": library, "mode": mode, "gpus": ranks, "nodes": -(-ranks // 8),
                  "collective": f"expert_{direction}"}  # fmt: skip
-        reason = ""
+        row = KernelRow(f"{row_id}:{direction}", group, float(text or 0) * 1e-6)
         if not text:
-            reason = "a bandwidth of the library's own definition, no time"
+            yield replace(row, skipped="a bandwidth of the library's own definition, no time")
         elif not library.startswith("DeepEP") or "pure RDMA" in library:
-            reason = "another library than DeepEP with NVLink"
-        elif hardware is None:
-            reason = f"no profile is near {raw['hardware']!r}"
-        if reason or hardware is None:
-            yield KernelRow(one, group, float(text or 0) * 1e-6, skipped=reason)
-            continue
-        placement = packed(hardware, ranks, -(-ranks // hardware.gpus_per_node))
-        yield KernelRow(
-            one, group, float(text) * 1e-6, hardware, placement, direction, mode, PUBLISHED_MODES[mode], 7168,
-            FP8_BYTES if direction == "dispatch" else 2.0, 8, 256, int(raw["sms"] or DEFAULT_SMS),
-        )  # fmt: skip
+            yield replace(row, skipped="another library than DeepEP with NVLink")
+        else:
+            x = Exchange(direction, PUBLISHED_MODES[mode], 7168 * value_bytes, 8, 256, int(raw["sms"] or DEFAULT_SMS))
+            placed = row.placed(machine(raw["hardware"], "")[0], ranks)
+            yield replace(placed, exchange=x, dispatcher=DISPATCHERS[mode])

@@ -1,7 +1,7 @@
 """Tables of measured kernels (CSV) as arrays, and what their names say: GPU, library, power mode, dtype.
 
 File names: `gemm_{gpu}_{dtype}.csv`, `attention_[full_]{gpu}_{kernel}.csv`, `moe_{gpu}_{dtype}_{library}.csv`,
-`simumax_ops.csv`, `flash_attention_charts.csv`, `membound.csv`. Times are in microseconds.
+`simumax_ops.csv`, `flash_attention_charts.csv`, `published_{attention,gemm}.csv`, `membound.csv`. Times are in microseconds.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from simpar.errors import InputError, Violation
 from simpar.specs.hardware import HardwareProfile, load_hardware, profile_names
 
 Array = NDArray[np.float64]
+Table = dict[str, Array]
+"""Column -> values [rows]."""
 PROFILES: Final = {
     "a100": "dgx-a100-80gb",
     "a100_pcie": "a100-pcie",
@@ -35,12 +37,25 @@ PROFILES: Final = {
     "gb300": "gb300-nvl72",
     "l40s": "l40s",
     "rtx4090": "rtx-4090",
+    "mi250x": "mi250x",
     "mi300x": "mi300x",
+    "mi325x": "mi325x",
+    "mi350x": "mi350x",
+    "mi355x": "mi355x",
 }
 """GPU as a table names it -> shipped profile."""
-ALPHAS: Final = {"balanced": 0.0}
 KERNELS: Final = {"fa1": "fa1", "fa2": "fa2", "fa3": "fa3", "fa4": "fa4", "trtllmgen": "trtllm-gen", "cudnn": "cudnn"}
 MICRO: Final = 1e-6
+SIZES: Final = {
+    "gemm": ("m", "n", "k"),
+    "attention": ("b", "s", "h", "kv", "d"),
+    "moe": ("tokens", "hidden", "inter", "topk", "experts", "tp", "ep"),
+}
+"""Op -> the columns that are sizes."""
+BESIDE: Final = {"attention": ("causal",), "moe": ("alpha",)}
+"""Op -> columns of numbers beside them; `alpha` is what `dist` says."""
+CORE: Final = {"m": 512, "n": 512, "k": 512, "s": 1024, "tokens": 512}
+"""Size -> the least one of the fitted region."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +119,13 @@ def columns(path: Path, needed: tuple[str, ...] = ()) -> dict[str, Array]:
     missing = [name for name in needed if name not in rows[0]]
     if missing:
         raise InputError([Violation(name, None, "column is missing", f"has {', '.join(rows[0])}", str(path)) for name in missing])
-    return {name: np.array([_number(row.get(name)) for row in rows]) for name in rows[0] if name}
+    found = {name: np.array([_number(row.get(name)) for row in rows]) for name in rows[0] if name}
+    return found | ({"alpha": np.array([alpha_of(row["dist"]) for row in rows])} if "dist" in found else {})
+
+
+def time_columns(table: dict[str, Array]) -> list[str]:
+    """The columns of a GEMM table that hold times."""
+    return [name for name in table if name.startswith("us_") and not name.endswith("_W")]
 
 
 def gemm_name(path: Path) -> tuple[str, str]:
@@ -130,14 +151,20 @@ def moe_name(path: Path) -> tuple[str, str, str]:
 
 def alpha_of(distribution: str) -> float:
     """Exponent of "power_law_1.2"; 0 for "balanced"."""
-    if distribution in ALPHAS:
-        return ALPHAS[distribution]
-    return _number(distribution.rsplit("_", 1)[-1])
+    return 0.0 if distribution == "balanced" else _number(distribution.rsplit("_", 1)[-1])
 
 
-def usable(table: dict[str, Array], names: tuple[str, ...], time: str) -> NDArray[np.bool_]:
-    """Rows whose sizes and time are all positive numbers."""
+def measured_rows(op: str, table: Table, time: str = "us") -> Table:
+    """Sizes, `seconds` and `line` of the rows of a table whose sizes and times are all positive numbers."""
     ok = np.isfinite(table[time]) & (table[time] > 0)
-    for name in names:
+    for name in SIZES[op]:
         ok &= np.isfinite(table[name]) & (table[name] > 0)
-    return np.asarray(ok)
+    for name in BESIDE.get(op, ()):
+        ok &= np.isfinite(table[name])
+    kept = {name: table[name][ok] for name in (*SIZES[op], *BESIDE.get(op, ()))}
+    return {**kept, "seconds": table[time][ok] * MICRO, "line": np.flatnonzero(ok).astype(float) + 2.0}
+
+
+def core(rows: Table) -> NDArray[np.bool_]:
+    """Rows inside the region that is fitted, and that tolerances are stated for."""
+    return np.asarray(np.logical_and.reduce([rows[name] >= least for name, least in CORE.items() if name in rows]))

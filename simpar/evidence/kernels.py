@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -19,7 +18,8 @@ from rich.table import Table
 from simpar.errors import InputError
 from simpar.evidence import kernel_blocks, kernel_priced
 from simpar.evidence.kernel_blocks import Block
-from simpar.evidence.kernel_groups import GroupErrors, Report, judge, summarise
+from simpar.evidence.kernel_groups import KernelErrors, Report, judge, summarise
+from simpar.evidence.report_tables import percent, table_of
 from simpar.evidence.tables import tables
 from simpar.specs.base import data_dir
 
@@ -29,6 +29,7 @@ READERS: tuple[tuple[str, Callable[[Path], list[Block]]], ...] = (
     ("moe_*.csv", kernel_blocks.moe_blocks),
     ("simumax_ops*.csv", kernel_priced.training_blocks),
     ("flash_attention_charts*.csv", kernel_priced.chart_blocks),
+    ("published_*.csv", kernel_priced.published_blocks),
     ("membound*.csv", kernel_priced.memory_blocks),
 )
 """File name pattern -> reader; files of fitted constants (`*_fits.csv`) are no measurements."""
@@ -64,45 +65,23 @@ def validate_kernels(data: Path) -> Report:
     return Report(blocks=tuple(blocks), groups=tuple(groups), failures=tuple(judge(groups)))
 
 
-def _chunks(report: Report) -> Iterator[str]:
-    """The JSON text in parts, so that half a million rows never stand in memory as objects."""
-    yield '{"rows": ['
-    first = True
-    for row in report.rows():
-        yield ("" if first else ",\n") + json.dumps(row)
-        first = False
-    yield (
-        '], "groups": '
-        + json.dumps([g.as_json() for g in report.groups])
-        + ', "failures": '
-        + json.dumps(list(report.failures))
-        + "}\n"
-    )
+def _print_json(report: Report) -> None:
+    """The report in parts, so that half a million rows never stand in memory as objects."""
+    sys.stdout.write('{"rows": [')
+    for count, row in enumerate(report.rows()):
+        sys.stdout.write((",\n" if count else "") + json.dumps(row))
+    rest = {"groups": [g.as_json() for g in report.groups], "failures": list(report.failures)}
+    sys.stdout.write("], " + json.dumps(rest)[1:] + "\n")
 
 
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.1f}"
-
-
-def _show(console: Console, groups: list[GroupErrors], title: str) -> None:
-    table = Table(title=title)
-    for name in ("table", "op", "dtype", "size", "rows", "median %", "p90 %", "bias %", "in interval %", "allowed"):
-        table.add_column(name, justify="left" if name in ("table", "op", "dtype", "size") else "right")
+def _table(groups: Iterable[KernelErrors], title: str) -> Table:
+    words = ("table", "op", "dtype", "size")
+    lines = []
     for g in groups:
-        allowed = "" if g.allowed is None else f"{100 * g.allowed[0]:g} / {100 * g.allowed[1]:g}"
-        table.add_row(
-            g.key["table"],
-            g.key["op"],
-            g.key["dtype"],
-            g.key["size"],
-            str(g.rows),
-            _percent(g.median),
-            _percent(g.p90),
-            _percent(g.bias),
-            _percent(g.coverage),
-            allowed,
-        )
-    console.print(table)
+        s, allowed = g.summary, "" if g.allowed is None else f"{100 * g.allowed[0]:g} / {100 * g.allowed[1]:g}"
+        figures = map(percent, (s.median, s.p90, s.bias, s.coverage))
+        lines.append((*(g.key[name] for name in words), str(s.rows), *figures, allowed))
+    return table_of(title, words, ("rows", "median", "p90", "bias", "in interval", "allowed %"), lines)
 
 
 def run(data: Path | None, as_json: bool) -> int:
@@ -113,18 +92,14 @@ def run(data: Path | None, as_json: bool) -> int:
     """
     report = validate_kernels(data or data_dir("validation") / "kernels")
     if as_json:
-        for text in _chunks(report):
-            sys.stdout.write(text)
+        _print_json(report)
         return 1 if report.failures else 0
     console = Console(width=170 if not sys.stdout.isatty() else None)
-    _show(console, [g for g in report.groups if g.allowed is not None], "Kernels inside the stated region")
-    _show(console, [g for g in report.groups if g.allowed is None], "By size")
+    console.print(_table((g for g in report.groups if g.allowed is not None), "Kernels inside the stated region"))
+    console.print(_table((g for g in report.groups if g.allowed is None), "By size"))
     for block in report.blocks:
         if block.skipped:
             console.print(f"skipped {block.table}: {block.skipped} ({len(block)} rows)")
     for failure in report.failures:
         console.print(f"past tolerance: {failure}")
     return 1 if report.failures else 0
-
-
-__all__ = ["Any", "Report", "read_blocks", "run", "validate_kernels"]

@@ -10,10 +10,11 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from simpar.evidence.runs import Group, Report
+from simpar.evidence.report_tables import percent, table_of
+from simpar.evidence.runs import Report
 from simpar.output import finite
 from simpar.ranking import SweepRanking, summarize_rankings
-from simpar.statistics import ABSOLUTE_METRICS, LABEL_METRICS, ErrorSummary
+from simpar.statistics import ABSOLUTE_METRICS, LABEL_METRICS, ErrorSummary, Group
 
 METRIC_TITLES: Final = {
     "step_time_s": "Step time", "peak_memory_bytes": "Peak memory", "bubble_fraction": "Bubble fraction",
@@ -49,13 +50,8 @@ def print_report(report: Report, as_json: bool) -> None:
         _print_named(console, "called impossible by their memory", {"ran all the same": report.impossible})
     ranking = report.ranking
     if ranking.sweeps and ranking.mean_tau is not None and ranking.mean_regret_1 is not None:
-        table = Table(title="Ranking of layouts (each sweep: --json, --html)")
-        table.add_column(RANKING_HEAD[0], overflow="fold")
-        for name in RANKING_HEAD[1:]:
-            table.add_column(name, justify="right")
-        for line in ranking_lines(report.sweeps):
-            table.add_row(*line)
-        console.print(table)
+        title = "Ranking of layouts (each sweep: --json, --html)"
+        console.print(table_of(title, RANKING_HEAD[:1], RANKING_HEAD[1:], ranking_lines(report.sweeps)))
         console.print(
             f"Ranking over {ranking.sweeps} sweeps: Kendall tau {ranking.mean_tau:.3f}, regret of the predicted best "
             f"{ranking.mean_regret_1:.2%}, of the best of five {ranking.mean_regret_5:.2%}"
@@ -85,11 +81,6 @@ def ranking_lines(sweeps: Sequence[SweepRanking]) -> list[tuple[str, ...]]:
     return lines
 
 
-def percent(value: float | None) -> str:
-    """A share for people; "-" where there is none."""
-    return "-" if value is None else f"{value:.1%}"
-
-
 def error_cells(s: ErrorSummary) -> list[str]:
     """The columns of ERROR_HEAD."""
     return [str(s.rows), str(s.skipped), *map(percent, (s.mape, s.median, s.p90, s.bias, s.coverage))]
@@ -97,11 +88,6 @@ def error_cells(s: ErrorSummary) -> list[str]:
 
 def _table(metric: str, groups: Sequence[Group]) -> Table:
     unit = " (points)" if metric in ABSOLUTE_METRICS else ""
-    table = Table(title=METRIC_TITLES.get(metric, metric) + unit)
-    table.add_column("group", overflow="fold")
-    for name in ERROR_HEAD:
-        table.add_column(name, justify="right")
-    for group in groups:
-        label = ", ".join(f"{key} {value}" for key, value in group.by.items()) or "all"
-        table.add_row(label, *error_cells(group.summary))
-    return table
+    labels = [", ".join(f"{key} {value}" for key, value in group.by.items()) or "all" for group in groups]
+    lines = [(label, *error_cells(group.summary)) for label, group in zip(labels, groups, strict=True)]
+    return table_of(METRIC_TITLES.get(metric, metric) + unit, ("group",), ERROR_HEAD, lines)

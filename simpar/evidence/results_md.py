@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
-from rich.table import Table
 
 from simpar.evidence.cases import CaseReport, load_cases, run_cases
 from simpar.evidence.constants_md import unseen_lines, write_constants
+from simpar.evidence.report_tables import percent, table_of
 from simpar.specs.base import checkout_dir, data_dir, read_toml
 from simpar.specs.calibration import unseen
 from simpar.statistics import Comparison
+from simpar.toml import toml
 
 MARGIN: Final = 1.1
 """A recorded bound over the error found when it was recorded."""
@@ -56,13 +57,13 @@ def check_bounds(report: CaseReport, bounds: dict[tuple[str, str], float] | None
 
 def bounds_text(report: CaseReport, before: dict[tuple[str, str], float] | None = None) -> str:
     """bounds.toml for `report`; a bound of `before` stays where it is the lower one."""
-    before = before or {}
-    lines = ["# Largest mean absolute error of each group of cases; a change that makes one worse fails CI."]
+    before, bounds = before or {}, []
     for (group, metric), summary in report.groups.items():
         if summary.mape is not None:
             bound = min(max(summary.mape * MARGIN, FLOOR), before.get((group, metric), inf))
-            lines += ["", "[[bound]]", f'group = "{group}"', f'metric = "{metric}"', f"mape = {bound:.4f}"]
-    return "\n".join(lines) + "\n"
+            bounds.append({"group": group, "metric": metric, "mape": bound})
+    head = "# Largest mean absolute error of each group of cases; a change that makes one worse fails CI.\n\n"
+    return head + toml({"bound": bounds}, number="{:.4f}".format)
 
 
 def results_text(report: CaseReport) -> str:
@@ -87,7 +88,7 @@ def results_text(report: CaseReport) -> str:
     ]
     for (group, metric), s in report.groups.items():
         bound = bounds.get((group, metric))
-        figures = " | ".join(_percent(value) for value in (s.mape, s.median, s.max, s.bias, bound))
+        figures = " | ".join(map(percent, (s.mape, s.median, s.max, s.bias, bound)))
         lines.append(f"| {group} | {_TITLES.get(metric, metric)} | {s.rows} | {figures} |")
     lines += ["", "## Every case", ""]
     head = "| case | where | use | metric | measured | predicted | 80 % interval | error |"
@@ -96,14 +97,10 @@ def results_text(report: CaseReport) -> str:
     if report.outside:
         lines += ["", "## Outside their tolerance", ""]
         lines += [
-            f"- {row.id} ({_TITLES.get(row.metric, row.metric)}): {_percent(row.error)}, tolerance "
-            f"{_percent(row.details['tolerance'])}" for row in report.outside
+            f"- {row.id} ({_TITLES.get(row.metric, row.metric)}): {percent(row.error)}, tolerance "
+            f"{percent(row.details['tolerance'])}" for row in report.outside
         ]  # fmt: skip
     return "\n".join(lines) + "\n"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
 
 
 def _amount(metric: str, value: Any) -> str:
@@ -141,15 +138,12 @@ def write_results(report: CaseReport, path: Path | None = None) -> None:
 def print_cases(report: CaseReport, worse: list[str]) -> None:
     """The groups as a table, then what is outside its tolerance or bound."""
     console = Console()
-    table = Table(title="Published cases")
-    table.add_column("group", overflow="fold")
-    table.add_column("metric", overflow="fold")
-    for name in ("cases", "mape", "worst", "bias", "in interval"):
-        table.add_column(name, justify="right")
-    for (group, metric), s in report.groups.items():
-        figures = [_percent(value) for value in (s.mape, s.max, s.bias, s.coverage)]
-        table.add_row(group, _TITLES.get(metric, metric), str(s.rows), *figures)
-    console.print(table)
+    lines = [
+        (group, _TITLES.get(metric, metric), str(s.rows), *map(percent, (s.mape, s.max, s.bias, s.coverage)))
+        for (group, metric), s in report.groups.items()
+    ]
+    head = ("cases", "mape", "worst", "bias", "in interval")
+    console.print(table_of("Published cases", ("group", "metric"), head, lines))
     for row in report.outside:
         console.print(f"outside its tolerance: {row.id} {_TITLES.get(row.metric, row.metric)} {row.error:+.1%}")
     for sentence in worse:

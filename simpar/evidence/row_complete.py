@@ -11,6 +11,7 @@ from math import prod
 from typing import Any, Final
 
 from simpar.evidence.row_model import HYBRID, MLA_FIELDS, MLP, SHIPPED, latent_ranks
+from simpar.model.ledger import active_parameters, total_parameters
 from simpar.specs.architecture import ArchitectureSpec
 from simpar.specs.model import TransformerSpec
 from simpar.specs.models_io import load_model, preset_described
@@ -32,10 +33,13 @@ MOST_MICRO_BATCHES: Final = 8192
 NEARLY: Final = 0.02
 """How far a time and a rate, both rounded, may be apart from a whole batch."""
 _DIMENSIONS: Final = ("layers", "hidden", "heads")
+_WIDTHS: Final = ("hidden", "heads", "ffn", "moe_experts")
+"""Dimensions that tell a model from another of its name; one that has them is that model cut or grown in depth."""
 _SPELLED: Final = (
     (r"deepseek-r1-distill-qwen-(?=(7|14|32)b)", "qwen2.5-"),  # that of 1.5B has a head of its own
     (r"deepseek-r1-distill-llama-", "llama3.1-"),
     (r"(?<![a-z])(?<!code-)(open-?llama|vicuna|alpaca|wizardlm|llama)-(v\d(\.\d)?-)?(?=(7|13)b)", "llama2-"),
+    (r"deepseek-?v3-(?=16b)", "deepseek-v2-lite-"),  # torchtitan models/deepseek_v3, "16B"
     (r"gemma-([23])-", r"gemma\1-"),
     (r"olmo-2-(1124-)?", "olmo2-"),
     (r"nemotron-4-", "nemotron4-"),
@@ -43,6 +47,10 @@ _SPELLED: Final = (
     (r"qwen2(\.5)?-((coder|math)-)?(?=\d)", "qwen2.5-"),
 )
 """Names of models -> those of shipped ones of the same dimensions (config.json at Hugging Face; vocabularies within 3 %)."""
+_SIZE: Final = re.compile(r"(?<![a-z\d.])(\d+(?:\.\d+)?)([bt])(?![a-z\d])")
+"""In a model's name: its parameters, total or (apart from the A of "A3B") active."""
+_SAME_SIZE: Final = 0.15
+"""How far a size in a name may be from the parameters counted: the 7B of Llama 2 has 6.7."""
 _WINDOWS: Final = ((r"mistral-7b-(.*-)?v0\.1|zephyr-7b", 4096),)
 """Names of models -> the window of their attention, which the shipped one lacks (sliding_window of their config.json)."""
 
@@ -142,29 +150,31 @@ def _with_dimensions(row: dict[str, Any], notes: list[str]) -> dict[str, Any]:
         row["heads"] = max(1, int(row["hidden"]) // int(row["head_dim"]))
         notes.append(f"heads not stated: {row['heads']}, the hidden size over the head size")
     stated = latent_ranks(str(row.get("mla") or ""))
-    ranks = not row.get("mla") or all(name in stated for name in MLA_FIELDS if name != "q_lora")
+    latent = row.get("mla") or "mla" in str(row.get("arch") or "")
+    ranks = not latent or all(name in stated for name in MLA_FIELDS if name != "q_lora")
     complete = all(row.get(key) for key in _DIMENSIONS) and (row.get("ffn") or row.get("moe_ffn")) and ranks
     name = None if complete else _named(row)
     known = _columns_of(name) if name else {}
     if name and not known and not any(row.get(key) for key in (*_DIMENSIONS, "ffn")):
         return _with_shipped_layers(row, notes)
-    if not known or any(row.get(key) not in (None, 0, known.get(key)) for key in (*_DIMENSIONS, "ffn", "moe_experts")):
-        return row  # another model under that name: cut in depth, say
+    if not known or any(row.get(key) not in (None, 0, known.get(key)) for key in _WIDTHS):
+        return row  # another model under that name
     window = next((size for pattern, size in _WINDOWS if re.search(pattern, _spelled(row))), None)
     if window and not row.get("attn_window"):
         row["attn_window"] = window
-    notes.append(f"model dimensions not stated: those of {name}")
-    latent = {**latent_ranks(str(known.get("mla") or "")), **stated}
-    return {**known, **row} | ({} if ranks else {"mla": ", ".join(f"{name} {size}" for name, size in latent.items())})
+    depth = int(row.get("layers") or known["layers"])
+    notes.append(f"model dimensions not stated: those of {name}{f', with {depth} layers' if depth != known['layers'] else ''}")
+    ranked = {**latent_ranks(str(known.get("mla") or "")), **stated}
+    return {**known, **row} | ({} if ranks else {"mla": ", ".join(f"{name} {size}" for name, size in ranked.items())})
 
 
 def _with_shipped_layers(row: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     """Layers that are not alike are those of the shipped model that the row names, unless its sizes are others."""
     name = _named(row)
     model = load_model(name) if name else None
-    if not isinstance(model, ArchitectureSpec) or len(model.stacks) != 1:
+    if not isinstance(model, ArchitectureSpec) or sum(not stack.tower for stack in model.stacks) != 1:
         return row
-    known = {"layers": model.num_layers, "hidden": model.stacks[0].hidden_size, "vocab": model.vocab_size}
+    known = {"layers": model.num_layers, "hidden": model.text.hidden_size, "vocab": model.vocab_size}
     if any(row.get(key) not in (None, 0, size) for key, size in known.items()):
         return row
     notes.append(f"layers that are not alike: those of {name}")
@@ -177,7 +187,19 @@ def _named(row: Row) -> str | None:
     if not re.search(r"moe|expert", text):
         for pattern, spelled in _SPELLED:
             text = re.sub(pattern, spelled, text)
-    return preset_described(text)
+    name = preset_described(text)
+    return name if name and _of_its_size(text, name) else None
+
+
+def _of_its_size(text: str, name: str) -> bool:
+    """Whether the sizes in `text`, a model's name, agree with the shipped model `name`: a DeepSeek-V3 of 16B is a smaller one."""
+    stated = {*_SIZE.findall(text)} - {*_SIZE.findall(name)}
+    if not stated:
+        return True
+    sizes = [float(size) * (1e12 if unit == "t" else 1e9) for size, unit in stated]
+    model = load_model(name)
+    own = (total_parameters(model), active_parameters(model))
+    return any(abs(size / parameters - 1) <= _SAME_SIZE for size in sizes for parameters in own)
 
 
 def _spelled(row: Row) -> str:

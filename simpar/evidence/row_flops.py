@@ -6,8 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from simpar.evidence.row_framework import framework_of
 from simpar.parallel.layout import Layout, recomputed_flops
 from simpar.result.ideal import mfu_peak_flops_per_s
+from simpar.specs.framework_releases import Month, month_of
 from simpar.specs.scenario import Scenario
 
 Row = Mapping[str, Any]
@@ -22,6 +24,11 @@ _UNCOUNTED: Final = (
 )
 
 
+_LOGS: Final[tuple[tuple[Month, str], ...]] = (((0, 0), ""), ((2023, 11), "non-causal"), ((2025, 4), "causal"))
+"""What Megatron-LM's --log-throughput counts, from a month on, and Megatron-Bridge's utils/flop_utils.py as it does: model FLOPs
+(training.py num_floating_point_operations: 2748e7c7 of 2023-11; half of the score matrix since 8873b55d of 2025-03, latent
+attention's products since d4f9a6f7 of 2025-04)."""
+_LOGGERS: Final = ("megatron-core", "megatron-bridge")
 _LEAST_PERCENT: Final = 1.0
 """MFU is in percent; one of at most this may as well be a share of 1, so no step time is taken from it."""
 
@@ -29,12 +36,14 @@ _LEAST_PERCENT: Final = 1.0
 def seconds_from_flops(row: Row, scenario: Scenario) -> float | None:
     """Seconds of a step whose FLOPs run at the stated rate; None where that counts others or does not say.
 
-    Model FLOPs have causal attention, half of the score matrix, unless the row says that it is counted whole, as recent papers do.
+    Model FLOPs have causal attention, half of the score matrix, unless the row says that it is counted whole, as recent papers do,
+    or names a log that does.
     Hardware FLOPs have it whole unless the row says causal, and layers that are recomputed once more, as Narayanan et al. 2021
     (arXiv 2104.04473, appendix) count them.
     """
     layout = Layout.of(scenario, scenario.plan.pp * scenario.plan.virtual_stages)
     rate, words = _rate(row, layout)
+    words = _as_logged(words, scenario)
     hardware = _HARDWARE.search(words) is not None
     whole = _WHOLE.search(words) is not None or (hardware and not re.search(r"causal", words, re.IGNORECASE))
     if not rate or (not hardware and (_AGAIN.search(words) or not (whole or _CAUSAL.search(words)))):
@@ -46,6 +55,17 @@ def seconds_from_flops(row: Row, scenario: Scenario) -> float | None:
         again = sum(block.attention_flops for blocks in layout.stage_blocks for block in blocks if block.repeated_flops)
         flops += recomputed_flops(layout) + (again * layout.microbatches_in_all if whole else 0.0)
     return flops / (rate * scenario.world_size)
+
+
+def _as_logged(words: str, scenario: Scenario) -> str:
+    """`words`, or what the log counts that they name and say no more of."""
+    if _HARDWARE.search(words) or _WHOLE.search(words) or _CAUSAL.search(words) or not words:
+        return words
+    name, _ = framework_of({"framework": words})
+    if name not in _LOGGERS:
+        return words
+    month = month_of(scenario.framework, scenario.framework_version)
+    return f"{words}: {next(counts for since, counts in reversed(_LOGS) if month >= since)}"
 
 
 def _rate(row: Row, layout: Layout) -> tuple[float, str]:

@@ -59,7 +59,7 @@ def model_of(row: Row) -> tuple[dict[str, Any], list[str]]:
     """
     arch = str(row.get("arch") or "dense")
     if HYBRID.search(arch):
-        raise CannotExpress("a hybrid that no shipped model of its name and size describes (`simpar models list`)")
+        raise CannotExpress("a hybrid that no shipped model of its name and size describes (`simpar models`)")
     text_encoder = encodes(row)
     if not text_encoder and _OTHER.search(arch):
         raise CannotExpress(f"not a transformer of text: {arch}")

@@ -20,8 +20,12 @@ RECOMPUTE_MODULES: Final = (
     (r"(?<![_.])\bmlp\b", "mlp"),
     (r"\bmoe\b(?!_act)", "moe"),
     (r"per-op|\bop\b|op-level", "op"),
+    (r"save_dot\w*_except_mlp", "mlp"),
+    (r"save_dot\w*_except_mlp", "layernorm"),
+    (r"save_dot_except_mlp", "core_attn"),
 )
-"""Pattern in recompute_detail -> a module that is recomputed; several may match."""
+"""Pattern in recompute_detail -> a module that is recomputed; several may match. The last are MaxText's policies, which keep the
+products around attention, with its own output or without (layers/decoders.py, get_remat_policy)."""
 
 _BLOCK: Final = re.compile(r"\bblock\b\D{0,20}(\d+)", re.IGNORECASE)
 """Full recomputation of so many layers of each virtual stage and no others: Megatron-LM's --recompute-method block."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from simpar.evidence.predicted import BubbleOf
+from simpar.evidence.predicted import BubbleOf, Prediction, memory_of
 from simpar.specs.scenario import Scenario
 
 MemoryKind = Literal["allocated", "reserved", "device", "band"]
@@ -40,6 +40,17 @@ class Measured:
         """Whether the row measured anything at all."""
         values = (self.step_time_s, self.peak_memory_bytes, self.bubble_fraction, self.out_of_memory)
         return any(value is not None for value in values)
+
+    def peaks(self, found: Prediction) -> tuple[float, float] | None:
+        """(The measured peak, what is predicted for it) in bytes; None where none was measured.
+
+        A figure that counts allocated or reserved bytes, without saying which, is as predicted anywhere between the two.
+        """
+        measured = self.peak_memory_bytes
+        if measured is None:
+            return None
+        peak, _, _, band = memory_of(found, self.memory_kind, first_rank=self.memory_first_rank)
+        return measured, peak if band is None else min(max(measured, band[0]), band[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from typing import Any, Final, Self, TypeVar
 
 from simpar.errors import SimparError
@@ -45,6 +46,25 @@ def in_workers(function: Callable[[Task], Done], tasks: Sequence[Task], workers:
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def in_order(function: Callable[[Task], Done], tasks: Sequence[Task], workers: int, bar: Bar, chunk: int = 1) -> list[Done]:
+    """What `function` makes of each task, in their order; `chunk` neighbours share a worker, so that its caches help.
+
+    Raises:
+        SimparError: as `in_workers`.
+    """
+    chunks = [tasks[i : i + chunk] for i in range(0, len(tasks), chunk)]
+    found: dict[int, list[Done]] = {}
+    with bar:
+        for index, done in in_workers(partial(_each, function), chunks, workers):
+            found[index] = done
+            bar.advance(len(done))
+    return [one for index in range(len(chunks)) for one in found[index]]
+
+
+def _each(function: Callable[[Task], Done], tasks: Sequence[Task]) -> list[Done]:
+    return [function(task) for task in tasks]
 
 
 class Bar:

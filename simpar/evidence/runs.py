@@ -23,7 +23,7 @@ from simpar.evidence.predicted import Prediction, Predictor, bubble_of, memory_o
 from simpar.evidence.row_framework import framework_of, stated_precision
 from simpar.evidence.run_rows import GROUP_KEYS, columns_of, excluded_because, read_rows
 from simpar.evidence.run_type import Run
-from simpar.evidence.run_workers import Bar, in_workers
+from simpar.evidence.run_workers import Bar, in_order
 from simpar.evidence.spread import predict_run
 from simpar.ranking import RankingSummary, SweepRanking, rank_sweeps, summarize_rankings
 from simpar.readings import Open
@@ -31,8 +31,8 @@ from simpar.specs.scenario import Scenario
 from simpar.statistics import (
     ChanceBand,
     Comparison,
-    ErrorSummary,
     FitConfusion,
+    Group,
     Key,
     chances_to_fit,
     fit_by_chance,
@@ -56,19 +56,6 @@ KIND_TITLES: Final = {"allocated": "allocated", "reserved": "reserved", "device"
 _OPERATORS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "=": operator.eq, "!=": operator.ne, ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt,
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """One line of the report: the metric, what its rows share, and their errors."""
-
-    metric: str
-    by: dict[str, Any]
-    summary: ErrorSummary
-
-    def as_json(self) -> dict[str, Any]:
-        """Flat: metric, by, rows, mape, median, p90, bias, coverage."""
-        return {"metric": self.metric, "by": self.by, **self.summary.as_json()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,27 +112,17 @@ def matches(row: dict[str, Any], conditions: Sequence[str]) -> bool:
     Raises:
         InputError: a condition that is not key, operator, value.
     """
-    for condition in conditions:
-        key, sign, text = _parsed(condition)
-        value = row.get(key)
-        if isinstance(value, str) or value is None:
-            found = text.lower() in str(value or "").lower()
-            if sign not in ("=", "!="):
-                return False
-            if found != (sign == "="):
-                return False
-            continue
-        try:
-            wanted: Any = json.loads(text.lower())
-        except (ValueError, RecursionError):
-            return False
-        try:
-            met = _OPERATORS[sign](value, wanted)
-        except TypeError:  # a list or a table: no order
-            return False
-        if not met:
-            return False
-    return True
+    parsed = (_parsed(condition) for condition in conditions)
+    return all(_meets(row.get(key), sign, text) for key, sign, text in parsed)
+
+
+def _meets(value: Any, sign: str, text: str) -> bool:
+    if isinstance(value, str) or value is None:
+        return sign in ("=", "!=") and (text.lower() in str(value or "").lower()) == (sign == "=")
+    try:
+        return bool(_OPERATORS[sign](value, json.loads(text.lower())))
+    except (ValueError, RecursionError, TypeError):  # no number; a list or a table has no order
+        return False
 
 
 def _parsed(condition: str) -> tuple[str, str, str]:
@@ -205,21 +182,19 @@ def _memory(run: Run, p: Prediction) -> dict[str, Any]:
     return {"predicted": peak, "low": low, "high": high, "band": band}
 
 
-def _validate_chunk(rows: list[tuple[str, dict[str, Any]]], predictor: Predictor) -> list[tuple[Run, list[Comparison]]]:
-    """A worker's share: runs without their scenario and row (they are large), and their comparisons."""
-    done = []
-    for name, row in rows:
-        run = run_at(row, name)
-        prediction, answer, failure = None, None, ""
-        if run.scenario is not None and not run.skipped:
-            try:
-                prediction, answer = predict_run(run, predictor)
-            except SimparError as error:
-                failure = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-            except Exception as error:  # one row must not cost the others their results
-                failure = f"{FAULT}: {type(error).__name__}: {str(error)[:200]}"
-        done.append((run, compare(run, prediction, failure, answer)))
-    return done
+def _validated(named: tuple[str, dict[str, Any]], predictor: Predictor) -> tuple[str, str, list[Comparison]]:
+    """(Id of a row's run, why it cannot be expressed, its comparisons): little, as it comes back from another process."""
+    run = run_at(named[1], named[0])
+    prediction, answer, failure = None, None, ""
+    if run.scenario is not None and not run.skipped:
+        try:
+            prediction, answer = predict_run(run, predictor)
+        except SimparError as error:
+            failure = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        except Exception as error:  # one row must not cost the others their results
+            failure = f"{FAULT}: {type(error).__name__}: {str(error)[:200]}"
+    rows = compare(run, prediction, failure, answer)
+    return run.id, run.skipped or next((row.skipped for row in rows if row.skipped), ""), rows
 
 
 def validate_runs(
@@ -253,10 +228,11 @@ def validate_runs(
         raise InputError(f"{path}: none of its {len(everything)} rows meets --where {' --where '.join(where)}")
     excluded = _named((excluded_because(seen), str(row.get("id") or name)) for name, row, seen in rows)
     wanted = [(name, located(row, path)) for name, row, seen in rows if not excluded_because(seen)]
-    done = _run_all(wanted, workers or os.cpu_count() or 1, predictor, progress)
-    comparisons = [row for _, part in done for row in part]
-    reasons = _named((_reason(run, part), run.id) for run, part in done)
-    return report_of(comparisons, [run.id for run, _ in done], reasons, excluded, time.perf_counter() - start)
+    each = partial(_validated, predictor=predictor)
+    done = in_order(each, wanted, workers or os.cpu_count() or 1, Bar(len(wanted), progress), CHUNK)
+    comparisons = [row for _, _, part in done for row in part]
+    reasons = _named((reason, name) for name, reason, _ in done)
+    return report_of(comparisons, [name for name, _, _ in done], reasons, excluded, time.perf_counter() - start)
 
 
 def check_conditions(rows: Sequence[dict[str, Any]], conditions: Sequence[str]) -> None:
@@ -273,10 +249,6 @@ def check_conditions(rows: Sequence[dict[str, Any]], conditions: Sequence[str]) 
             raise InputError(f"--where {condition}: no row has a key {key!r}; there are {', '.join(close)}, ...")
 
 
-def _reason(run: Run, part: list[Comparison]) -> str:
-    return run.skipped or next((row.skipped for row in part if row.skipped), "")
-
-
 def _named(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """Reason -> ids, the commonest reason first; nothing for an empty reason."""
     found: dict[str, list[str]] = {}
@@ -284,19 +256,6 @@ def _named(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
         if reason:
             found.setdefault(reason, []).append(name)
     return dict(sorted(found.items(), key=lambda item: -len(item[1])))
-
-
-def _run_all(
-    rows: list[tuple[str, dict[str, Any]]], workers: int, predictor: Predictor, progress: bool
-) -> list[tuple[Run, list[Comparison]]]:
-    """All rows through the workers, in the order of the file; neighbours share a worker so that its caches help."""
-    chunks = [rows[i : i + CHUNK] for i in range(0, len(rows), CHUNK)]
-    results: dict[int, list[tuple[Run, list[Comparison]]]] = {}
-    with Bar(len(rows), progress) as bar:
-        for index, done in in_workers(partial(_validate_chunk, predictor=predictor), chunks, workers):
-            results[index] = done
-            bar.advance(len(done))
-    return [pair for index in range(len(chunks)) for pair in results[index]]
 
 
 def size_class(row: Comparison) -> str:

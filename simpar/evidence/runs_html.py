@@ -12,7 +12,8 @@ from typing import Any, Final
 import plotly.graph_objects as go
 from plotly.io import to_html
 
-from simpar.evidence.report_runs import ERROR_HEAD, METRIC_TITLES, RANKING_HEAD, error_cells, percent, ranking_lines
+from simpar.evidence.report_runs import ERROR_HEAD, METRIC_TITLES, RANKING_HEAD, error_cells, ranking_lines
+from simpar.evidence.report_tables import percent
 from simpar.evidence.runs import Report
 from simpar.output import plotly_script, write_file
 from simpar.ranking import SWEEP_KEYS

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from rich.progress import track
 
 from simpar.errors import SimparError
-from simpar.evidence.predicted import Prediction, memory_of, predict, stalled
+from simpar.evidence.predicted import Prediction, predict, stalled
 from simpar.evidence.run_rows import read_runs
 from simpar.evidence.run_type import Measured
 from simpar.result.interval import HALF_WIDTH
@@ -103,11 +103,8 @@ def seen_of(
             here = calibration_for(spec.name, architecture)
     except SimparError:
         return None, None
-    peak = None
-    if measured.peak_memory_bytes:
-        predicted, _, _, band = memory_of(found, measured.memory_kind, first_rank=measured.memory_first_rank)
-        near = predicted if band is None else min(max(measured.peak_memory_bytes, band[0]), band[1])
-        peak = Peak(source, has_experts(scenario.model), math.log(measured.peak_memory_bytes / near))
+    peaks = measured.peaks(found)
+    peak = Peak(source, has_experts(scenario.model), math.log(peaks[0] / peaks[1])) if peaks else None
     if not measured.step_time_s or stalled(found, scenario, measured.step_time_s):
         return None, peak
     parts = _parts(found, scenario, np.array([getattr(here, name) for name in FACTORS]))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from simpar.errors import InputError
-from simpar.evidence.predicted import AtSite, Prediction, Predictor, at_batch, memory_of
+from simpar.evidence.predicted import AtSite, Prediction, Predictor, at_batch
 from simpar.evidence.row_open import BATCH
 from simpar.evidence.run_type import Run
 from simpar.readings import Open, Outcome, spread_over
@@ -67,16 +67,9 @@ def _memory_likelihood(run: Run, found: Prediction) -> float:
 
 
 def _held_beyond(run: Run, found: Prediction) -> float:
-    """log(measured / predicted) of a run's peak memory; 0 where none was measured.
-
-    A figure that counts allocated or reserved bytes, without saying which, is as predicted anywhere between the two.
-    """
-    measured = run.measured.peak_memory_bytes
-    if measured is None:
-        return 0.0
-    peak, _, _, band = memory_of(found, run.measured.memory_kind, first_rank=run.measured.memory_first_rank)
-    near = peak if band is None else min(max(measured, band[0]), band[1])
-    return math.log(measured / max(near, 1.0))
+    """log(measured / predicted) of a run's peak memory; 0 where none was measured."""
+    peaks = run.measured.peaks(found)
+    return math.log(peaks[0] / max(peaks[1], 1.0)) if peaks else 0.0
 
 
 def _no_surer_than_memory(run: Run, found: Prediction) -> Prediction:

@@ -10,7 +10,6 @@ from simpar.errors import InputError, Violation
 from simpar.interop import huggingface
 from simpar.interop.finetune import (
     LIGER_KEYS,
-    accumulation,
     data_comment,
     fine_tunes,
     hub_name,
@@ -18,9 +17,10 @@ from simpar.interop.finetune import (
     replicas_and_shards,
     rules,
 )
-from simpar.interop.launch import rank_map, sbatch, torchrun
+from simpar.interop.launch import beside, torchrun
 from simpar.interop.meaning import data_ranks, meaning, recompute_of
 from simpar.interop.nanotron import yaml_text
+from simpar.specs.counts import microbatches
 from simpar.specs.scenario import Scenario
 
 _LOSSES: Final = {"auto": None, "unfused": None, "fused": "liger_cross_entropy", "linear": "liger_fused_linear_cross_entropy",
@@ -58,7 +58,7 @@ def configuration(scenario: Scenario) -> dict[str, Any]:
     found: dict[str, Any] = {
         "base_model": hub_name(scenario), "output_dir": "out", "datasets": [{"path": "tatsu-lab/alpaca", "type": "alpaca"}],
         "sequence_len": training.sequence_length, "sample_packing": True, "pad_to_sequence_len": True,
-        "micro_batch_size": training.micro_batch_size, "gradient_accumulation_steps": accumulation(scenario), "max_steps": 50,
+        "micro_batch_size": training.micro_batch_size, "gradient_accumulation_steps": microbatches(scenario), "max_steps": 50,
         "optimizer": OPTIMIZERS.get(training.optimizer, "adamw_torch_fused"), "learning_rate": 2e-5,
         "bf16": training.precision == "bf16", "fp16": training.precision == "fp16", "tf32": training.precision == "tf32",
         "gradient_checkpointing": "offload" if full and offloads else full, "flash_attention": True,
@@ -122,8 +122,7 @@ def export(scenario: Scenario) -> dict[str, str]:
     files = {
         "axolotl.yaml": data_comment(scenario) + yaml_text(configuration(scenario)) + "\n",
         "axolotl.sh": f"#!/bin/bash\nset -e\n{line}\n",
-        "axolotl.sbatch": sbatch(scenario, "bash axolotl.sh", "axolotl"),
-        "rank_map.csv": rank_map(scenario),
+        **beside(scenario, "axolotl"),
     }
     if huggingface.uses_deepspeed(scenario):
         files["deepspeed.json"] = json.dumps(huggingface.deepspeed_config(scenario), indent=2) + "\n"

@@ -23,7 +23,7 @@ from simpar.errors import InputError, Violation
 from simpar.interop.meaning import meaning, model_meaning
 from simpar.specs.base import validate
 from simpar.specs.hardware import load_hardware
-from simpar.specs.models_io import load_model, model_from_table, model_names, table_names
+from simpar.specs.models_io import load_model, model_from_table, model_names, preset_of, table_names
 from simpar.specs.scenario import Scenario, make_scenario
 
 _LINE: Final = re.compile(r"^\s*#\s*simpar:\s*([\w.]+)\s*=\s*(.*?)\s*$", re.M)
@@ -101,7 +101,7 @@ def carried(
     if refused or named:
         raise InputError([*refused, *named])
     lines = [f"{path} = {_written(value)}" for path, value in free.items()]
-    preset = next((n for n in table_names() if load_model(n) == scenario.model), None)
+    preset = preset_of(scenario.model)
     if preset is not None and read.model != scenario.model:
         lines.append(f"model = {_written(preset)}")
     for part in _CONDITIONAL:

@@ -18,9 +18,8 @@ from typing import Any, Final
 import numpy as np
 
 from simpar.errors import InputError, Violation
-from simpar.parallel.keys import BlockOp, Gather, Reduce, Send
-from simpar.parallel.traffic import send_collectives, state_collectives
-from simpar.parallel.work import Collective, ExpertExchange
+from simpar.parallel.keys import Send
+from simpar.parallel.traffic import calls_of, send_collectives
 from simpar.program.program import OpKind
 from simpar.result.interpret import Priced
 from simpar.specs.scenario import Scenario
@@ -159,7 +158,7 @@ def _nodes(priced: Priced, graph: Graph, op: int, deps: set[int], span: tuple[fl
     """The nodes of an op, one after the other; the id of the last."""
     program, key = priced.program, priced.program.price_keys[priced.program.price[op]]
     name = program.label(op)
-    calls = calls_of(priced, key)
+    calls = calls_of(priced.layout, key)
     if isinstance(key, Send):
         if receiver is None:
             return graph.add(name, COMP, deps, span)
@@ -173,24 +172,6 @@ def _nodes(priced: Priced, graph: Graph, op: int, deps: set[int], span: tuple[fl
                          dimension=call.dimension)  # fmt: skip
         at = end
     return last
-
-
-def calls_of(priced: Priced, key: object) -> tuple[Collective, ...]:
-    """Collectives that an op stands for; none for compute."""
-    layout = priced.layout
-    if isinstance(key, Send):
-        return send_collectives(layout, key)
-    if isinstance(key, Gather | Reduce):
-        return state_collectives(layout, key)
-    if isinstance(key, BlockOp):
-        block = layout.stage_blocks[key.stage][key.block]
-        lists = {"F": block.forward, "B": block.backward, "I": block.input_gradient, "W": block.weight_gradient}
-        work = lists[key.phase][key.index].work
-        if isinstance(work, Collective):
-            return (work,)
-        if isinstance(work, ExpertExchange):
-            return (Collective("all_to_all", work.bytes, "ep"),)
-    return ()
 
 
 # -- protobuf --------------------------------------------------------------------------------------------------------------

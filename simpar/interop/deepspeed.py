@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from simpar.errors import InputError, Violation
-from simpar.interop.launch import documents_text, gpu_violations, nodes_and_gpus, rank_map, sbatch, torchrun, work_violations
+from simpar.interop.launch import beside, documents_text, gpu_violations, nodes_and_gpus, torchrun, work_violations
 from simpar.interop.meaning import data_ranks, meaning, recompute_of, schedule_name, semantics
 from simpar.interop.scenario_text import model_text
-from simpar.specs.counts import resolved_dp
+from simpar.specs.counts import microbatches
 from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario
 
@@ -24,21 +24,6 @@ _OPTIMIZERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 _ORDER: Final = ("tp", "cp", "ep", "dp", "pp")
 _ALL: Final = 10**13
 """More parameters than any model has."""
-SAID: Final = frozenset({
-    "plan.reshard_after_forward", "plan.defer_reduction", "training.loss_parallel", "plan.ep_dispatcher",
-    "plan.layers_per_stage", "training.cross_entropy",
-    "training.attention_kernel",
-    "plan.tp", "plan.sequence_parallel", "plan.cp", "plan.cp_style", "plan.pp", "plan.ep", "plan.etp", "plan.dp",
-    "plan.zero_stage", "plan.shard_size", "plan.shard_experts", "plan.schedule", "plan.recompute", "plan.offload",
-    "plan.overlap_grad_reduce",
-    "plan.placement", "training.global_batch_size", "training.micro_batch_size", "training.precision", "training.optimizer",
-    "training.gradient_dtype", "training.sequence_length", "training.dropout", "training.compile", "training.routing",
-    "training.pure_bf16", "plan.encoder_stages", "training.images", "training.audio", "training.reference_model",
-    "training.document_lengths", "training.launch_blocking", "training.collective_checks",
-})  # fmt: skip
-"""Fields that the configuration or the comments of the launch script say, or that a rule below refuses."""
-FACTS: Final = frozenset({"plan.overlap_p2p", "plan.synchronous_optimizer", "plan.overlap_param_gather"})
-"""What DeepSpeed's runtime does without a setting."""
 PLAIN: Final[dict[str, Any]] = {
     "plan.virtual_stages": 1, "plan.microbatch_group_size": None, "plan.overlap_tp": False, "plan.overlap_ep": False,
     "plan.delay_wgrad": False, "plan.embedding_alone": None, "plan.first_stage_less_layers": None,
@@ -134,13 +119,13 @@ def _training_rules(scenario: Scenario) -> Iterator[Violation]:
 
 def configuration(scenario: Scenario) -> dict[str, Any]:
     """The JSON object. train_batch_size = micro-batch x accumulation x data-parallel ranks, as DeepSpeed checks."""
-    training, plan, dp = scenario.training, scenario.plan, resolved_dp(scenario)
+    training, plan = scenario.training, scenario.plan
     name, parameters = _OPTIMIZERS.get(training.optimizer, _OPTIMIZERS["adamw"])
     gradient = meaning(scenario)["training.gradient_dtype"]
     found: dict[str, Any] = {
         "train_batch_size": training.global_batch_size,
         "train_micro_batch_size_per_gpu": training.micro_batch_size,
-        "gradient_accumulation_steps": training.global_batch_size // (training.micro_batch_size * dp),
+        "gradient_accumulation_steps": microbatches(scenario),
         "steps_per_print": 1,
         "gradient_clipping": 1.0,
         "optimizer": {"type": name, "params": parameters},
@@ -242,6 +227,5 @@ def export(scenario: Scenario) -> dict[str, str]:
     return {
         "deepspeed.json": json.dumps(configuration(scenario), indent=2) + "\n",
         "deepspeed.sh": script,
-        "deepspeed.sbatch": sbatch(scenario, "bash deepspeed.sh", "deepspeed"),
-        "rank_map.csv": rank_map(scenario),
+        **beside(scenario, "deepspeed"),
     }

@@ -39,7 +39,7 @@ _LAUNCHES: Final = {"megatron-core": "megatron", "transformers": "huggingface"}
 """Framework whose limits are known -> its export format, where that has another name."""
 
 
-def _launcher(framework: str) -> str:
+def launcher(framework: str) -> str:
     """The export format of a framework's own files, "" = of none."""
     name = launched_as(framework)
     return next((n for n in (framework, _LAUNCHES.get(name, name)) if n in FORMATS), "")
@@ -63,7 +63,7 @@ def not_launched(scenario: Scenario) -> str:
     What the framework cannot run of the model, and what its files do not say of the step's work, is the same for every layout and
     does not count.
     """
-    name = _launcher(scenario.framework)
+    name = launcher(scenario.framework)
     try:
         if name:
             export_files(name, scenario)
@@ -74,7 +74,7 @@ def not_launched(scenario: Scenario) -> str:
 
 def run_files(scenario: Scenario) -> dict[str, str]:
     """What a layout is run with: its scenario, and the files of its own framework where an exporter knows it."""
-    found, name = {"scenario.toml": scenario_text(scenario)}, _launcher(scenario.framework)
+    found, name = {"scenario.toml": scenario_text(scenario)}, launcher(scenario.framework)
     with suppress(InputError):
         found.update(export_files(name, scenario) if name else {})
     return found

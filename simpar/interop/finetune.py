@@ -10,7 +10,7 @@ from simpar.interop.launch import documents_text, gpu_violations, work_violation
 from simpar.interop.meaning import data_ranks, meaning, recompute_of
 from simpar.specs.counts import resolved_dp
 from simpar.specs.model import TransformerSpec
-from simpar.specs.models_io import load_model, table_names
+from simpar.specs.models_io import preset_of
 from simpar.specs.scenario import Scenario
 from simpar.specs.training import FusedKernel
 
@@ -79,11 +79,6 @@ def fine_tunes(scenario: Scenario) -> bool:
     return isinstance(scenario.model, TransformerSpec) or scenario.model.kind not in ("mlp", "cnn")
 
 
-def accumulation(scenario: Scenario) -> int:
-    """Micro-batches per step and device."""
-    return scenario.training.global_batch_size // (scenario.training.micro_batch_size * resolved_dp(scenario))
-
-
 def whole_sequences(scenario: Scenario, framework: str) -> Iterator[Violation]:
     """A violation where documents are packed and ranks share a sequence by torch's context parallelism."""
     if scenario.plan.cp > 1 and scenario.training.document_lengths:
@@ -97,14 +92,9 @@ def data_comment(scenario: Scenario) -> str:
     return f"# The data set has {text}.\n" if text else ""
 
 
-def preset_of(scenario: Scenario) -> str | None:
-    """The shipped model that the scenario's is."""
-    return next((n for n in table_names() if load_model(n) == scenario.model), None)
-
-
 def hub_name(scenario: Scenario) -> str:
     """The model's name on the Hub, or a placeholder that says whose it is."""
-    name = preset_of(scenario)
+    name = preset_of(scenario.model)
     return HUB.get(name or "", f"path/to/{getattr(scenario.model, 'name', '') or name or 'model'}")
 
 

@@ -13,7 +13,7 @@ from simpar.errors import InputError, Violation
 from simpar.interop.axolotl import OPTIMIZERS
 from simpar.interop.carried import Imported, Reading, settled, settled_on_gpus
 from simpar.interop.deepspeed_import import layout
-from simpar.interop.finetune import ALL, ATTENTION, LIGER, LIGER_KEYS, MLP, QV
+from simpar.interop.finetune import ATTENTION, LIGER, LIGER_KEYS, MLP, QV
 from simpar.interop.resolved import model_named, nested, whole
 from simpar.specs.optimizers import KINDS
 
@@ -22,7 +22,6 @@ _KERNELS: Final = {
     "flex_attention": "flex", "sdpa": "auto", "auto": "auto", "None": "auto",
 }  # fmt: skip
 _LIGER: Final = (*LIGER.values(), "cross_entropy", "fused_linear_cross_entropy")
-_EVERY: Final = {"all", "all-linear", *ALL} - set(ATTENTION)
 _BY_NAME: Final = {
     **{name: ours for ours, name in OPTIMIZERS.items() if ours != "adam"},
     "adamw_hf": "adamw", "adamw_apex_fused": "adamw", "adamw_8bit": "adamw-8bit",

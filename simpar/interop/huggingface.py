@@ -11,7 +11,6 @@ from simpar.errors import InputError, Violation
 from simpar.interop import deepspeed
 from simpar.interop.finetune import (
     LIGER,
-    accumulation,
     data_comment,
     fine_tunes,
     hub_name,
@@ -20,9 +19,10 @@ from simpar.interop.finetune import (
     rules,
     whole_sequences,
 )
-from simpar.interop.launch import nodes_and_gpus, rank_map, sbatch
+from simpar.interop.launch import beside, nodes_and_gpus
 from simpar.interop.meaning import data_ranks, meaning, recompute_of, semantics
 from simpar.interop.nanotron import yaml_text
+from simpar.specs.counts import microbatches
 from simpar.specs.scenario import Scenario
 
 OFFLOADING: Final = frozenset({"trl"})
@@ -90,7 +90,7 @@ def training_arguments(scenario: Scenario) -> dict[str, Any]:
     full = recompute_of(scenario).granularity == "full"
     found: dict[str, Any] = {
         "output_dir": "out", "max_steps": 50, "learning_rate": 2e-5, "logging_steps": 1, "save_strategy": "no",
-        "per_device_train_batch_size": training.micro_batch_size, "gradient_accumulation_steps": accumulation(scenario),
+        "per_device_train_batch_size": training.micro_batch_size, "gradient_accumulation_steps": microbatches(scenario),
         "bf16": training.precision == "bf16" and not rests_in_bf16(scenario), "fp16": training.precision == "fp16",
         "optim": OPTIMIZERS.get(training.optimizer, "adamw_torch_fused"),
         "torch_compile": bool(meaning(scenario)["training.compile"]),
@@ -187,8 +187,7 @@ def export(scenario: Scenario) -> dict[str, str]:
         "training_args.yaml": yaml_text(training_arguments(scenario)) + "\n",
         "accelerate.yaml": yaml_text(accelerate_config(scenario)) + "\n",
         "huggingface.sh": script,
-        "huggingface.sbatch": sbatch(scenario, "bash huggingface.sh", "huggingface"),
-        "rank_map.csv": rank_map(scenario),
+        **beside(scenario, "huggingface"),
     }
     if uses_deepspeed(scenario):
         files["deepspeed.json"] = json.dumps(deepspeed_config(scenario), indent=2) + "\n"

@@ -92,6 +92,11 @@ srun {command}
 """
 
 
+def beside(scenario: Scenario, name: str) -> dict[str, str]:
+    """File name -> text of what stands beside a launch script `name`.sh: the Slurm script and the rank map."""
+    return {f"{name}.sbatch": sbatch(scenario, f"bash {name}.sh", name), "rank_map.csv": rank_map(scenario)}
+
+
 def rank_map(scenario: Scenario) -> str:
     """CSV: node, local rank and coordinates of every rank.
 

@@ -13,7 +13,7 @@ from simpar.errors import InputError, Violation
 from simpar.interop import megatron_hybrid
 from simpar.interop.argv import options
 from simpar.interop.carried import carried
-from simpar.interop.launch import gpu_violations, rank_map, sbatch, torchrun, work_violations
+from simpar.interop.launch import beside, gpu_violations, torchrun, work_violations
 from simpar.interop.meaning import data_ranks, meaning, recompute_of, schedule_name
 from simpar.interop.megatron_hybrid import chunk_differs, hybrid_flags
 from simpar.interop.megatron_import import CP_STYLES, read_options
@@ -297,6 +297,5 @@ def export(scenario: Scenario) -> dict[str, str]:
     """
     return {
         "megatron.sh": launch_script(scenario),
-        "megatron.sbatch": sbatch(scenario, "bash megatron.sh", "megatron"),
-        "rank_map.csv": rank_map(scenario),
+        **beside(scenario, "megatron"),
     }

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from simpar.errors import InputError, Violation
 from simpar.interop.carried import carried
-from simpar.interop.launch import gpu_violations, rank_map, sbatch, torchrun, work_violations
+from simpar.interop.launch import beside, gpu_violations, torchrun, work_violations
 from simpar.interop.meaning import meaning, recompute_of, schedule_name, semantics, stage_counts
 from simpar.interop.nanotron_import import DTYPES, ENGINES, SHAPE, cost_split, placement, read_config
-from simpar.specs.counts import resolved_dp
+from simpar.specs.counts import microbatches, resolved_dp
 from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario
 
@@ -106,7 +106,7 @@ def configuration(scenario: Scenario) -> dict[str, Any]:
         },
         "tokenizer": {"tokenizer_name_or_path": "gpt2"},
         "tokens": {
-            "batch_accumulation_per_replica": training.global_batch_size // (training.micro_batch_size * dp),
+            "batch_accumulation_per_replica": microbatches(scenario),
             "micro_batch_size": training.micro_batch_size,
             "sequence_length": training.sequence_length,
             "train_steps": 50,
@@ -175,8 +175,7 @@ def export(scenario: Scenario) -> dict[str, str]:
     return {
         "nanotron.yaml": "\n".join(comments) + "\n# Data, tokenizer, steps and learning rate are yours.\n" + text,
         "nanotron.sh": f"#!/bin/bash\nset -e\nexport CUDA_DEVICE_MAX_CONNECTIONS=1\n\n{line}\n",
-        "nanotron.sbatch": sbatch(scenario, "bash nanotron.sh", "nanotron"),
-        "rank_map.csv": rank_map(scenario),
+        **beside(scenario, "nanotron"),
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from simpar.specs.models_io import load_model, table_names
+from simpar.specs.models_io import preset_of
 from simpar.specs.scenario import Scenario
 from simpar.toml import toml
 
@@ -48,10 +48,7 @@ def _kind(spec: BaseModel) -> tuple[str, ...]:
 
 def model_text(scenario: Scenario) -> str | dict[str, Any]:
     """The name of the preset that the model is, or its table."""
-    for name in table_names():
-        if load_model(name) == scenario.model:
-            return name
-    return _differences(scenario.model, _required(scenario.model))
+    return preset_of(scenario.model) or _differences(scenario.model, _required(scenario.model))
 
 
 def scenario_table(scenario: Scenario) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from simpar.errors import InputError, Violation
-from simpar.interop.chakra import calls_of
 from simpar.parallel.keys import BlockOp, Gather, Reduce
 from simpar.parallel.pipeline import boundary_bytes
+from simpar.parallel.traffic import calls_of
 from simpar.result.interpret import Priced
 from simpar.specs.scenario import Scenario
 from simpar.step import prepare, run
@@ -67,7 +67,7 @@ def _states(priced: Priced) -> list[tuple[object, ...]]:
     for key, count in _keys(priced).items():
         if isinstance(key, Gather | Reduce):
             name = "param_gather" if isinstance(key, Gather) else "grad_reduce"
-            for call in calls_of(priced, key):
+            for call in calls_of(priced.layout, key):
                 row = (name, -1, 1, *_NONE, 1, *_NONE, 1, _type(call.name, call.dimension), round(call.bytes), 100)
                 found += [row] * count
     return found
@@ -108,7 +108,7 @@ def _layers(priced: Priced) -> list[tuple[object, ...]]:
 def _segments(priced: Priced, ops: list[tuple[int, float, object]]) -> list[Segment]:
     found, compute = [], 0.0
     for _, seconds, key in ops:
-        calls = calls_of(priced, key)
+        calls = calls_of(priced.layout, key)
         if not calls:
             compute += seconds
             continue

@@ -10,17 +10,23 @@ from typing import Any
 
 from simpar.errors import InputError, Violation
 from simpar.interop.carried import carried
-from simpar.interop.launch import gpu_violations, rank_map, sbatch, torchrun, work_violations
+from simpar.interop.launch import beside, gpu_violations, torchrun, work_violations
 from simpar.interop.meaning import data_ranks, meaning, recompute_of, schedule_name, semantics, stage_counts
 from simpar.interop.torchtitan_import import CP_STYLES, read_config, schedule_names
 from simpar.interop.torchtitan_models import MAIN_ONLY, PLAIN_ONLY, Key, key_of, known_flavors
 from simpar.interop.torchtitan_recipe import compiled_parts, recipe
 from simpar.specs.architecture import TokenModel, has_experts
-from simpar.specs.counts import resolved_dp, resolved_etp
+from simpar.specs.counts import microbatches, resolved_dp, resolved_etp
 from simpar.specs.scenario import Scenario
 from simpar.toml import toml_value
 
 Sections = dict[str, dict[str, Any]]
+_MAIN = (
+    "data_parallel_replicate_degree", "data_parallel_shard_degree", "fsdp_reshard_after_forward", "tensor_parallel_degree",
+    "context_parallel_degree", "expert_parallel_degree", "pipeline_parallel_degree", "pipeline_parallel_schedule",
+    "num_pp_microbatches", "module_fqns_per_model_part",
+)  # fmt: skip
+"""Settings of a layout on the main branch."""
 _CONVERTERS = {"fp8": "float8", "fp8-rowwise": "float8", "mxfp8": "mx"}
 _ASSETS = {"llama3": "Llama-3.1", "qwen3": "Qwen3", "deepseek_v3": "DeepSeek-V3.1-Base", "gpt_oss": "gpt-oss", "qwen3_5": "Qwen3.5"}
 
@@ -184,6 +190,14 @@ def _parallelism(scenario: Scenario) -> dict[str, Any]:
     return found
 
 
+def _main_parallelism(scenario: Scenario) -> dict[str, Any]:
+    """The same in the names of the main branch."""
+    found = {**_parallelism(scenario), "expert_parallel_degree": scenario.plan.ep}
+    if scenario.plan.pp > 1:
+        found |= {"num_pp_microbatches": microbatches(scenario), "module_fqns_per_model_part": module_names(scenario, "lm_head")}
+    return {name: found[name] for name in _MAIN if name in found}
+
+
 def module_names(scenario: Scenario, head: str) -> list[list[str]]:
     """Modules of each virtual stage; `head` is the output layer's name."""
     parts, first = [], 0
@@ -263,8 +277,7 @@ def export(scenario: Scenario) -> dict[str, str]:
     )
     return {
         **({"torchtitan.toml": text} if released else {}),
-        "torchtitan_recipe.py": recipe(scenario, key, module_names(scenario, "lm_head"), _assets(key)),
+        "torchtitan_recipe.py": recipe(scenario, key, _main_parallelism(scenario), _assets(key)),
         "torchtitan.sh": script,
-        "torchtitan.sbatch": sbatch(scenario, "bash torchtitan.sh", "torchtitan"),
-        "rank_map.csv": rank_map(scenario),
+        **beside(scenario, "torchtitan"),
     }

@@ -6,10 +6,8 @@ import json
 import textwrap
 from typing import Any, Final
 
-from simpar.interop.meaning import data_ranks, meaning, recompute_of, schedule_name
-from simpar.interop.torchtitan_import import schedule_names
+from simpar.interop.meaning import meaning, recompute_of
 from simpar.interop.torchtitan_models import MAIN_ONLY
-from simpar.specs.counts import resolved_dp
 from simpar.specs.scenario import Scenario
 
 COMMIT: Final = "b5bcd76c6 (21 August 2026)"
@@ -38,12 +36,12 @@ def limits(scenario: Scenario) -> list[str]:
     return found
 
 
-def recipe(scenario: Scenario, key: tuple[str, str], parts: list[list[str]], assets: str) -> str:
+def recipe(scenario: Scenario, key: tuple[str, str], parallelism: dict[str, Any], assets: str) -> str:
     """The module's text; its function is called `layout`.
 
     Args:
         key: torchtitan's name and flavor of the model.
-        parts: modules of each virtual stage.
+        parallelism: the settings of the layout.
         assets: folder of the tokenizer.
     """
     plan, training = scenario.plan, scenario.training
@@ -75,7 +73,7 @@ def recipe(scenario: Scenario, key: tuple[str, str], parts: list[list[str]], ass
 {_arguments(fields, 12)}
         ),
         parallelism=ParallelismConfig(
-{_arguments(_parallelism(scenario, parts), 12)}
+{_arguments(parallelism, 12)}
         ),
         dataloader=GrainDataLoader.Config(dataset=ConcatThenSplitPackingConfig(dataset=DATASETS["c4"])),
         activation_checkpoint={remat},
@@ -107,26 +105,6 @@ def _imports(scenario: Scenario, model: str, remat: str, chunked: bool) -> str:
         settings.insert(0, "CompileConfig")
     lines.append(f"from torchtitan.config import {', '.join(settings)}")
     return "\n".join(sorted(lines))
-
-
-def _parallelism(scenario: Scenario, parts: list[list[str]]) -> dict[str, Any]:
-    plan, dp = scenario.plan, resolved_dp(scenario)
-    shards = 1 if plan.zero_stage == 0 else (plan.shard_size or data_ranks(scenario)) // plan.cp
-    found: dict[str, Any] = {
-        "data_parallel_replicate_degree": dp // max(shards, 1),
-        "data_parallel_shard_degree": shards,
-        "fsdp_reshard_after_forward": "default" if plan.reshard_after_forward else "never",
-        "tensor_parallel_degree": plan.tp,
-        "context_parallel_degree": plan.cp,
-        "expert_parallel_degree": plan.ep,
-        "pipeline_parallel_degree": plan.pp,
-    }
-    if plan.pp > 1:
-        names = {name: torch for torch, name in schedule_names().items()}
-        found["pipeline_parallel_schedule"] = names[schedule_name(scenario)]
-        found["num_pp_microbatches"] = scenario.training.global_batch_size // (dp * scenario.training.micro_batch_size)
-        found["module_fqns_per_model_part"] = parts
-    return found
 
 
 def _arguments(fields: dict[str, Any], indent: int) -> str:

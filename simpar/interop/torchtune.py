@@ -9,17 +9,17 @@ from simpar.errors import InputError, Violation
 from simpar.interop.finetune import (
     ATTENTION,
     QV,
-    accumulation,
     data_comment,
     fine_tunes,
-    preset_of,
     replicas_and_shards,
     rules,
     whole_sequences,
 )
-from simpar.interop.launch import nodes_and_gpus, rank_map, sbatch
+from simpar.interop.launch import beside, nodes_and_gpus
 from simpar.interop.meaning import meaning, recompute_of
 from simpar.interop.nanotron import yaml_text
+from simpar.specs.counts import microbatches
+from simpar.specs.models_io import preset_of
 from simpar.specs.scenario import Scenario
 
 _MODELS: Final = {
@@ -57,7 +57,7 @@ def violations(scenario: Scenario) -> list[Violation]:
 def _rules(scenario: Scenario) -> Iterator[Violation]:
     plan, training = scenario.plan, scenario.training
     yield from whole_sequences(scenario, "torchtune")
-    if preset_of(scenario) not in _MODELS:
+    if preset_of(scenario.model) not in _MODELS:
         name = getattr(scenario.model, "name", "")
         yield Violation("model", name, "no builder of torchtune is known for it here", f"one of {', '.join(_MODELS)}")
     if training.precision == "fp16":
@@ -68,7 +68,7 @@ def _rules(scenario: Scenario) -> Iterator[Violation]:
         yield Violation(
             "training.trainable", "lora", "torchtune's LoRA recipes shard over all ranks and update after the backward", "all"
         )
-    if training.optimizer_in_backward and accumulation(scenario) > 1:
+    if training.optimizer_in_backward and microbatches(scenario) > 1:
         rule = "torchtune updates in the backward of one micro-batch"
         yield Violation("training.optimizer_in_backward", True, rule, "a global batch of one micro-batch per rank, or false")
     if plan.tp > 1 and plan.sequence_parallel:
@@ -88,7 +88,7 @@ def recipe_name(scenario: Scenario) -> str:
 def configuration(scenario: Scenario) -> dict[str, Any]:
     """The keys of the file."""
     training, plan = scenario.training, scenario.plan
-    module, builder = _MODELS[preset_of(scenario) or ""]
+    module, builder = _MODELS[preset_of(scenario.model) or ""]
     model: dict[str, Any] = {"_component_": f"torchtune.models.{module}.{builder}"}
     if training.trainable == "lora":
         prefix = "qlora" if training.base_weights.startswith("nf4") else "lora"
@@ -107,7 +107,7 @@ def configuration(scenario: Scenario) -> dict[str, Any]:
         "checkpointer": {"_component_": "torchtune.training.FullModelHFCheckpointer", "checkpoint_dir": "model",
                          "checkpoint_files": [], "output_dir": "out", "model_type": "LLAMA2" if module == "llama2" else "LLAMA3"},
         "resume_from_checkpoint": False, "seed": None, "shuffle": True,
-        "batch_size": training.micro_batch_size, "gradient_accumulation_steps": accumulation(scenario), "epochs": 1,
+        "batch_size": training.micro_batch_size, "gradient_accumulation_steps": microbatches(scenario), "epochs": 1,
         "max_steps_per_epoch": 50, "optimizer": dict(OPTIMIZERS[training.optimizer]),
         "loss": {"_component_": _LOSSES[training.cross_entropy]}, "clip_grad_norm": None,
         "device": "cuda", "dtype": "fp32" if training.precision in ("fp32", "tf32") else "bf16",
@@ -148,6 +148,5 @@ def export(scenario: Scenario) -> dict[str, str]:
     return {
         "torchtune.yaml": data_comment(scenario) + yaml_text(configuration(scenario)) + "\n",
         "torchtune.sh": f'#!/bin/bash\nset -e\n{launch} {recipe_name(scenario)} --config torchtune.yaml "$@"\n',
-        "torchtune.sbatch": sbatch(scenario, "bash torchtune.sh", "torchtune"),
-        "rank_map.csv": rank_map(scenario),
+        **beside(scenario, "torchtune"),
     }

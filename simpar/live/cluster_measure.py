@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 import time
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from simpar.live.alive import Alive, collective_kind
 from simpar.live.device import Device
-
-NAMES = (
-    ("reduce_scatter", ("reduce_scatter",)), ("all_to_all", ("alltoall", "all_to_all")),
-    ("all_reduce", ("allreduce", "all_reduce")), ("all_gather", ("allgather", "all_gather")), ("broadcast", ("broadcast",)),
-    ("send_recv", ("send",)),
-)  # fmt: skip
-"""simpar's collective -> parts of torch's operator names; a receive is the other end of a send and not counted again."""
-_WAITING = ("wait", "barrier", "recv", "monitored")
-
-
-def collective_name(operator: str) -> str:
-    """simpar's name of a c10d operator; "" for what moves nothing of its own."""
-    if any(part in operator for part in _WAITING):
-        return ""
-    return next((name for name, parts in NAMES if any(part in operator for part in parts)), operator)
 
 
 def _group_of(arguments: Any) -> tuple[int, ...]:
@@ -41,78 +25,22 @@ def _group_of(arguments: Any) -> tuple[int, ...]:
     return tuple(range(dist.get_world_size()))
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(Alive):
     """Collectives issued and bytes of tensors alive while it is entered.
 
     Attributes:
-        collectives: (name, bytes as nccl-tests counts them, ranks) of each, in order.
-        peak_bytes: most bytes of all storages that ops made or `hold` named, alive at once.
+        collectives: (name, bytes as nccl-tests counts them, ranks) of each, in order; a receive is the other end of a send.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.collectives: list[tuple[str, int, tuple[int, ...]]] = []
-        self._sizes: dict[int, int] = {}
-        self.alive_bytes = self.peak_bytes = 0
-        self._resize = torch.UntypedStorage.resize_
 
-    def hold(self, tensors: Iterable[Any]) -> None:
-        """Count these, which exist already."""
-        for tensor in tensors:
-            for storage in _storages(tensor):
-                self._see(storage)
-
-    def _see(self, storage: Any) -> None:
-        key = storage._cdata
-        known, size = self._sizes.get(key), storage.nbytes()
-        if known is None:
-            weakref.finalize(storage, self._gone, key)
-        if known != size:
-            self._sizes[key] = size
-            self.alive_bytes += size - (known or 0)
-            self.peak_bytes = max(self.peak_bytes, self.alive_bytes)
-
-    def _gone(self, key: int) -> None:
-        self.alive_bytes -= self._sizes.pop(key, 0)
-
-    def __enter__(self) -> Any:
-        def resize(storage: Any, size: int) -> Any:
-            done = self._resize(storage, size)
-            if storage._cdata in self._sizes:
-                self._see(storage)
-            return done
-
-        torch.UntypedStorage.resize_ = resize
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> Any:
-        torch.UntypedStorage.resize_ = self._resize
-        return super().__exit__(*error)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any("DTensor" in t.__name__ for t in types):
-            return NotImplemented
-        result = func(*args, **(kwargs or {}))
-        operator = func._overloadpacket._qualified_op_name
-        if operator.startswith(("_c10d_functional::", "c10d::")):
-            self._collective(operator.split("::")[1], args, kwargs, result)
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
-                for storage in _storages(leaf):
-                    self._see(storage)
-        return result
-
-    def _collective(self, operator: str, args: Any, kwargs: Any, result: Any) -> None:
-        name = collective_name(operator)
-        if name:
-            tensors = [t for t in tree_leaves((args, kwargs, result)) if isinstance(t, torch.Tensor)]
-            amount = max((t.numel() * t.element_size() for t in tensors), default=0)
-            self.collectives.append((name, amount, _group_of((args, kwargs))))
-
-
-def _storages(tensor: Any) -> list[Any]:
-    local = getattr(tensor, "_local_tensor", tensor)
-    return [local.untyped_storage()] if isinstance(local, torch.Tensor) and not local.is_meta else []
+    def called(self, kind: str, largest: Any, arguments: Any) -> None:
+        """As the base."""
+        if kind != "receive":
+            amount = 0 if largest is None else largest.numel() * largest.element_size()
+            self.collectives.append((kind, amount, _group_of(arguments)))
 
 
 PROBE, PROBES = 512, 8
@@ -185,5 +113,5 @@ def profiled() -> Iterator[dict[str, float]]:
         raw = name.split(":")[1] if name.startswith("gloo:") else ""
         if on_gpu and name.startswith("nccldevkernel_"):
             raw = name.split("_")[1]
-        if plain := collective_name(raw.replace("_base", "").replace("sendrecv", "send")):
+        if (plain := collective_kind(raw.replace("sendrecv", "send"))) not in ("", "receive"):
             found[plain] = found.get(plain, 0.0) + event.time_range.elapsed_us() * 1e-6

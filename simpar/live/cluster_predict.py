@@ -18,11 +18,11 @@ from simpar.live.cluster_copies import context_bytes, partial_launches, sharded_
 from simpar.live.cluster_in_step import InStep
 from simpar.live.cluster_layouts import RunLayout
 from simpar.live.cluster_memory import peaks
-from simpar.parallel.blocks import LocalBlock
-from simpar.parallel.keys import BlockOp, Gather, OptimizerStep, Reduce, Send
+from simpar.parallel.beside import op_of
+from simpar.parallel.keys import BlockOp, Gather, OptimizerStep, Reduce
 from simpar.parallel.layout import Layout
-from simpar.parallel.traffic import send_collectives, state_collectives
-from simpar.parallel.work import AttentionWork, Collective, ExpertExchange, LocalOp
+from simpar.parallel.traffic import calls_of, state_collectives
+from simpar.parallel.work import AttentionWork, Collective
 from simpar.program.program import COMPUTE_KINDS, FloatArray, OpKind, Program
 from simpar.result.interpret import Priced, interpret
 from simpar.specs.calibration import uncalibrated
@@ -315,28 +315,6 @@ def _talks(model: CollectiveModel, call: Collective, placement: GroupPlacement, 
 def pair_of(placement: GroupPlacement) -> GroupPlacement:
     """Two neighbours of a group, as a send sees them."""
     return replace(placement, size=2, ranks_per_domain=(2,), ranks_per_node=(2,))
-
-
-def calls_of(layout: Layout, key: object) -> tuple[Collective, ...]:
-    """Collectives behind a price; empty for compute."""
-    if isinstance(key, Gather | Reduce):
-        return tuple(state_collectives(layout, key))
-    if isinstance(key, Send):
-        return tuple(send_collectives(layout, key))
-    if isinstance(key, BlockOp):
-        work = op_of(layout, key).work
-        if isinstance(work, Collective):
-            return (work,)
-        if isinstance(work, ExpertExchange):
-            return (Collective("all_to_all", work.bytes, "ep"),)
-    return ()
-
-
-def op_of(layout: Layout, key: BlockOp) -> LocalOp:
-    """The op inside a block that a price stands for."""
-    block: LocalBlock = layout.stage_blocks[key.stage][key.block]
-    lists = {"F": block.forward, "B": block.backward, "I": block.input_gradient, "W": block.weight_gradient}
-    return lists[key.phase][key.index]
 
 
 def blocking(program: Program, kinds: tuple[OpKind, ...]) -> Program:

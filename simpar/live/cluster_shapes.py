@@ -9,10 +9,12 @@ from simpar.costs.memory_bound import OPTIMIZER_TIERS, STREAM
 from simpar.graph.kernel_types import Kernel
 from simpar.graph.types import Elementwise, Loss, Norm
 from simpar.live.cluster_copies import context_bytes, sharded_bytes
-from simpar.live.cluster_predict import Predicted, calls_of, op_of, optimizer_parameters
+from simpar.live.cluster_predict import Predicted, optimizer_parameters
+from simpar.parallel.beside import op_of
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.keys import BlockOp, Gather, Reduce
 from simpar.parallel.local_layer import LocalLayer
+from simpar.parallel.traffic import calls_of
 from simpar.parallel.work import AttentionWork, Gemm, GroupedGemm, LocalOp, MemoryWork
 from simpar.specs.model import TransformerSpec
 

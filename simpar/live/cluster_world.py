@@ -198,12 +198,12 @@ class World:
             stats = Device("cuda").memory()
             memory = {"allocated": stats.pop("allocated_bytes"), "reserved": stats.pop("reserved_bytes"), **stats}
         recorder = Recorder()
-        recorder.hold(step.tensors())
+        recorder.follow(step.tensors())
         self.barrier()
         with recorder:
             step()
         if not cuda:
-            memory = {"allocated": recorder.peak_bytes}
+            memory = {"allocated": recorder.peak}
         counted: dict[str, list[Any]] = {}
         for name, amount, ranks in recorder.collectives:
             entry = counted.setdefault(f"{name}/{len(ranks)}", [0, 0])

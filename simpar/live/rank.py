@@ -18,9 +18,8 @@ from simpar.errors import InputError
 from simpar.live.rank_plan import FORMAT, RankPlan
 from simpar.live.rank_shapes import counted, ops_of, unpacked_s
 from simpar.live.trace_slices import predicted_slices
-from simpar.parallel.keys import Gather, Reduce, Send
-from simpar.parallel.traffic import send_collectives, state_collectives
-from simpar.parallel.work import AttentionWork, Collective, ExpertExchange, Gemm, GroupedGemm
+from simpar.parallel.traffic import calls_in, calls_of
+from simpar.parallel.work import AttentionWork, Gemm, GroupedGemm
 from simpar.result.interpret import Priced, interpret
 from simpar.specs.calibration import uncalibrated
 from simpar.specs.scenario import make_scenario
@@ -174,18 +173,7 @@ def _wire(priced: Priced, role: int) -> Wire:
     layout = priced.layout
     found: Wire = defaultdict(float)
     for key, count in counted(priced, role):
-        calls: list[Collective] = []
-        if isinstance(key, Gather | Reduce):
-            calls = list(state_collectives(layout, key))
-        elif isinstance(key, Send):
-            calls = list(send_collectives(layout, key))
-        for op, _, _ in ops_of(priced, key):
-            if isinstance(op.work, Collective):
-                calls.append(op.work)
-            elif isinstance(op.work, ExpertExchange):
-                work = op.work
-                calls.append(Collective("all_to_all", work.bytes, "ep"))
-        for call in calls:
+        for call in calls_of(layout, key) or [call for op, _, _ in ops_of(priced, key) for call in calls_in(op)]:
             found[call.name, layout.placement(call.dimension).size] += count * call.bytes * call.repeat
     return {k: v for k, v in found.items() if v}
 

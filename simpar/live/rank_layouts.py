@@ -24,7 +24,7 @@ from simpar.step import prepare
 
 WORKER_FILES: Final = (
     "__init__.py", "host.py", "toml.py", *(f"live/{name}.py" for name in (
-        "__init__", "autograd_collectives", "bench_collectives", "bench_gemm", "bench_host", "bench_ops", "bench_shapes",
+        "__init__", "alive", "autograd_collectives", "bench_collectives", "bench_gemm", "bench_host", "bench_ops", "bench_shapes",
         "block_sizes", "calibrate", "collect", "device", "gpu_blocks", "gpu_probes", "kernels", "measure", "profile_cpu",
         "profile_out", "rank_context", "rank_fake", "rank_gpu", "rank_kernels", "rank_meter", "rank_model", "rank_parallel",
         "rank_steps", "rank_worker", "store", "torch_parts",

@@ -14,6 +14,7 @@ from typing import Any, Final
 from simpar.costs.pricer import LayoutPricer
 from simpar.live.bench_gemm import sizes
 from simpar.live.cluster_shapes import shape_of
+from simpar.parallel.beside import op_of
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.keys import BlockOp, OptimizerStep, Overlapped
 from simpar.parallel.layout import Layout
@@ -42,9 +43,7 @@ def ops_of(priced: Priced, key: object) -> list[tuple[LocalOp, LocalBlock, str]]
     """Ops inside blocks that a key stands for, with their block and phase (F, B, I, W)."""
     blocks = priced.layout.stage_blocks
     if isinstance(key, BlockOp):
-        block = blocks[key.stage][key.block]
-        lists = {"F": block.forward, "B": block.backward, "I": block.input_gradient, "W": block.weight_gradient}
-        return [(lists[key.phase][key.index], block, key.phase)]
+        return [(op_of(priced.layout, key), blocks[key.stage][key.block], key.phase)]
     if isinstance(key, Overlapped):
         forward = [(op, b, "F") for b in blocks[key.forward_stage] for op in b.forward]
         return forward + [(op, b, "B") for b in blocks[key.backward_stage] for op in b.backward]

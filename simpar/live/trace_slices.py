@@ -8,8 +8,9 @@ from typing import Final
 
 import numpy as np
 
+from simpar.parallel.beside import op_of
 from simpar.parallel.keys import BlockOp, Compute, Gather, LaunchGap, Offload, OptimizerStep, Overlapped, Reduce, Send, TiedReduce
-from simpar.parallel.traffic import send_collectives, state_collectives
+from simpar.parallel.traffic import calls_of, send_collectives
 from simpar.parallel.work import AttentionWork, Collective, ExpertExchange, Gemm, GroupedGemm, LocalOp
 from simpar.program.program import OpKind
 from simpar.result.interpret import Priced
@@ -103,18 +104,16 @@ def _received(priced: Priced, result: Result, role: int) -> Iterator[Slice]:
 def _of_key(priced: Priced, key: object, price: int, base: Slice) -> list[Slice]:
     layout = priced.layout
     if isinstance(key, BlockOp):
-        block = layout.stage_blocks[key.stage][key.block]
-        lists = {"F": block.forward, "B": block.backward, "I": block.input_gradient, "W": block.weight_gradient}
-        return [_of_op(lists[key.phase][key.index], replace(base, phase=key.phase))]
+        return [_of_op(op_of(layout, key), replace(base, phase=key.phase))]
     if isinstance(key, LaunchGap):
         return [replace(base, kind="launch", name="host late", phase=key.phase)]
     if isinstance(key, OptimizerStep):
         return [replace(base, kind="optimizer", name="optimizer")]
     if isinstance(key, Send):
-        return _calls(send_collectives(layout, key), replace(base, kind="pp", name="send"))
+        return _calls(calls_of(layout, key), replace(base, kind="pp", name="send"))
     if isinstance(key, Gather | Reduce):
         name = "gather parameters" if isinstance(key, Gather) else "reduce gradients"
-        return _calls(state_collectives(layout, key), replace(base, kind="dp", name=name))
+        return _calls(calls_of(layout, key), replace(base, kind="dp", name=name))
     if isinstance(key, TiedReduce):
         return [replace(base, kind="pp", name="tied embedding", collective="all_reduce")]
     if isinstance(key, Offload):

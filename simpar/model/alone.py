@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from simpar.model.config_keys import Keys
 from simpar.model.family import Family
-from simpar.model.pieces import encoder_attention, in_turn, uniform, vector
-from simpar.model.projectors import Weights, linear
+from simpar.model.pieces import encoder_attention, in_turn, linear, lookup, matrix, uniform, vector
+from simpar.model.projectors import Weights
 from simpar.model.towers import TOWERS, Tower, vision_stack
 from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec
 from simpar.specs.mixers import FeedForwardSpec, WeightSpec
@@ -34,7 +32,7 @@ def _beit(k: Keys, h: int) -> Weights:
     tables = depth if k.get("use_relative_position_bias", default=False) else 0
     tables += bool(k.get("use_shared_relative_position_bias", default=False))
     found = [vector("class_token", h)]
-    found += [WeightSpec(name="relative_bias", kind="lookup", inputs=rows, outputs=heads, copies=tables)] if tables else []
+    found += [lookup("relative_bias", rows, heads, copies=tables)] if tables else []
     found += [vector("mask_token", h)] if k.get("use_mask_token", default=False) else []
     patches = (k.number("image_size") // k.number("patch_size")) ** 2 + 1
     found += [vector("positions", patches * h)] if k.get("use_absolute_position_embeddings", default=False) else []
@@ -72,7 +70,7 @@ class Vit:
         stack = vision_stack(k, ALONE[k.model_type]).model_copy(update={"tower": False})
         h = stack.hidden_size
         pooled = k.model_type in ("vit", "deit")
-        extra = linear("pooler", h, k.get("pooler_output_size", default=h)).model_copy(update={"uses": 0.0})
+        extra = linear("pooler", h, k.get("pooler_output_size", default=h), uses=0.0)
         k.get("pooler_output_size")
         return ArchitectureSpec(stacks=(stack,), head=False, extra=(extra,) if pooled else ())
 
@@ -85,9 +83,9 @@ def text_stack(k: Keys) -> tuple[StackSpec, tuple[WeightSpec, ...]]:
     mlp = FeedForwardSpec(width=k.number("intermediate_size"), gated=False, bias=True, activation="gelu")
     layer = LayerSpec(sublayers=in_turn(attention, mlp))
     rows = k.number("max_position_embeddings")
-    head = (linear("pooler", h, k.number("projection_size", default=h)).model_copy(update={"uses": 0.0}),)
+    head = (linear("pooler", h, k.number("projection_size", default=h), uses=0.0),)
     stack = uniform("text", layer, k.number("num_hidden_layers"), hidden_size=h, norm="layernorm")
-    position = WeightSpec(name="position", kind="lookup", inputs=rows, outputs=h)
+    position = lookup("position", rows, h)
     k.get("projection_dim")
     return stack, (position, *(() if causal else head))
 
@@ -116,7 +114,7 @@ class Pair:
     def joint(self, text: int, vision: int) -> Weights:
         """Projections into one space, once per sample, and the learned scale."""
         width = self.k.number("projection_dim", default=512)
-        both = (linear("text_projection", text, width, False), linear("visual_projection", vision, width, False))
+        both = (matrix("text_projection", text, width), matrix("visual_projection", vision, width))
         return (*(w.model_copy(update={"uses": 0.0}) for w in both), vector("logit_scale", 1))
 
 
@@ -144,8 +142,3 @@ class TextEncoder:
 
 PAIRS = {"clip": Pair, "siglip": SiglipPair, "siglip2": Siglip2Pair}
 """Models that nest the keys of two encoders."""
-ALONE_READERS: dict[str, Any] = {
-    **dict.fromkeys(ALONE, Vit),
-    **PAIRS,
-    **dict.fromkeys(("clip_text_model", "siglip_text_model", "siglip2_text_model"), TextEncoder),
-}  # fmt: skip

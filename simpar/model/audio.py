@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from simpar.model.config_keys import Keys
-from simpar.model.pieces import encoder_attention, in_turn, norm_extra, uniform, vector
-from simpar.model.projectors import Projector, Weights, aligner, joined_weight, linear, mlp2
+from simpar.model.pieces import encoder_attention, in_turn, linear, matrix, norm_extra, uniform, vector
+from simpar.model.projectors import Projector, Weights, aligner, joined_weight, mlp2
 from simpar.specs.architecture import LayerSpec, StackSpec
-from simpar.specs.mixers import FeedForwardSpec, NormKind, WeightSpec
+from simpar.specs.mixers import FeedForwardSpec, NormKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def _stem(k: Keys, tower: AudioTower, h: int) -> Weights:
     down = (linear("convolution_1", 9, c), linear("convolution_2", 9 * c, c, copies=2))
     wide = c * -(-bins // 8)
     k.meet("conv_output_size", k.get("conv_output_size", default=wide), wide, "what three convolutions leave of num_mel_bins")
-    return (*down, WeightSpec(name="convolution_out", inputs=wide, outputs=h))
+    return (*down, matrix("convolution_out", wide, h))
 
 
 def _one(file: Keys, k: Keys, h: int, text: int) -> Weights:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from simpar.model.decoder import Decoder, StepNorm, Weights
-from simpar.model.pieces import norm_extra, vector
+from simpar.model.pieces import depthwise, linear, lookup, matrix, norm_extra, vector
 from simpar.specs.architecture import SublayerSpec
-from simpar.specs.mixers import BranchSpec, FeedForwardSpec, WeightSpec
+from simpar.specs.mixers import BranchSpec, FeedForwardSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,14 @@ class Bert(Decoder):
         width = self.k.get("embedding_size", "input_embedding_size", default=h)
         extra = list(self.tables(width if kind.narrow else h))
         if width != h:
-            extra.append(WeightSpec(name="embedding_projection", inputs=width, outputs=h, bias=True))
+            extra.append(linear("embedding_projection", width, h))
         if self.has_head() and kind.dense:
-            extra.append(WeightSpec(name="head_dense", inputs=h, outputs=width, bias=True))
+            extra.append(linear("head_dense", h, width))
             extra.append(norm_extra("head_norm", self.f.norm, width))
         if self.has_head() and not self.tied() and kind.second_bias:
             extra.append(vector("head_second_bias", self.vocabulary()))
         if not self.has_head() or kind.pooler:
-            extra.append(WeightSpec(name="pooler", inputs=h, outputs=h, bias=True, uses=0.0))
+            extra.append(linear("pooler", h, h, uses=0.0))
         extra += kind.outside(self) if kind.outside else ()
         return {
             **fields, "embedding_size": width if width != h else 0, "tie_word_embeddings": self.tied(), "head": self.has_head(),
@@ -77,10 +77,10 @@ class Bert(Decoder):
         kind, found = self.kind, []
         if kind.positions != "none" and self.k.get("position_biased_input", default=True):
             rows = self.k.number("max_position_embeddings") + (int(kind.positions) if kind.positions.isdigit() else 0)
-            found.append(WeightSpec(name="position", kind="lookup", inputs=rows, outputs=width))
+            found.append(lookup("position", rows, width))
         types = self.k.get("type_vocab_size", default=0)
         if types and kind.token_types:
-            found.append(WeightSpec(name="token_type", kind="lookup", inputs=types, outputs=width))
+            found.append(lookup("token_type", types, width))
         if kind.embedding_norm:
             found.append(norm_extra("embedding_norm", self.f.norm, width))
         return tuple(found)
@@ -130,12 +130,9 @@ class Esm(Bert):
 class UltraBert(Decoder):
     """Local layers with a full one by turns, and two dense layers before the head."""
 
-    def layer_type(self, i: int) -> str:
-        return "sliding_attention" if (i + 1) % 3 else "full_attention"
-
     def further(self) -> Weights:
         h, width = self.hidden, self.k.number("prediction_head_size", default=768)
-        return (WeightSpec(name="head_1", inputs=h, outputs=width), WeightSpec(name="head_2", inputs=width, outputs=h))
+        return (matrix("head_1", h, width), matrix("head_2", width, h))
 
 
 class EsmC(Decoder):
@@ -145,7 +142,7 @@ class EsmC(Decoder):
         return (vector("norm_biases", 2 * self.hidden),)
 
     def further(self) -> Weights:
-        dense = WeightSpec(name="head_dense", inputs=self.hidden, outputs=self.hidden, bias=True)
+        dense = linear("head_dense", self.hidden, self.hidden)
         return (dense, norm_extra("head_norm", "layernorm", self.hidden))
 
 
@@ -162,7 +159,7 @@ class ModernBertDecoder(Decoder):
 
     def further(self) -> Weights:
         h, bias = self.hidden, bool(self.k.get("classifier_bias", default=False))
-        return (WeightSpec(name="head_dense", inputs=h, outputs=h, bias=bias), norm_extra("head_norm", self.f.norm, h))
+        return (linear("head_dense", h, h, bias=bias), norm_extra("head_norm", self.f.norm, h))
 
 
 class ModernBert(ModernBertDecoder):
@@ -184,7 +181,7 @@ def _longformer(d: Decoder, i: int) -> dict[str, Any]:
     """A window to both sides; global tokens, a few, have projections of their own."""
     window = d.k.get("attention_window", default=512)
     width, h = window[i] if isinstance(window, list) else window, d.hidden
-    own = WeightSpec(name="global_qkv", inputs=h, outputs=3 * h, bias=True, uses=0.0)
+    own = linear("global_qkv", h, 3 * h, uses=0.0)
     return {"window": width // 2, "extra": (own,)}
 
 
@@ -203,11 +200,7 @@ def _positions(d: Decoder, kinds: list[str]) -> Weights:
     """Projections of the relative positions where they are not the content's."""
     named = {"c2p": ("position_key", False), "p2c": ("position_query", True)}
     v2 = d.k.model_type == "deberta-v2"
-    return tuple(
-        WeightSpec(name=named[kind][0], inputs=d.hidden, outputs=d.hidden, bias=v2 or named[kind][1], uses=0.0)
-        for kind in kinds
-        if kind in named
-    )
+    return tuple(linear(named[kind][0], d.hidden, d.hidden, bias=v2 or named[kind][1], uses=0.0) for kind in kinds if kind in named)
 
 
 def _span(d: Decoder) -> int:
@@ -222,14 +215,14 @@ def _relative_table(d: Decoder) -> Weights:
     """DeBERTa's embeddings of relative positions, with a norm in the second version."""
     if not d.k.get("relative_attention", default=False):
         return ()
-    table = WeightSpec(name="relative_positions", kind="lookup", inputs=2 * _span(d), outputs=d.hidden)
+    table = lookup("relative_positions", 2 * _span(d), d.hidden)
     normed = "layer_norm" in str(d.k.get("norm_rel_ebd", default="none"))
     found = (table, norm_extra("relative_norm", "layernorm", d.hidden)) if normed else (table,)
     taps = d.k.get("conv_kernel_size", default=0)
     if not taps:
         return found
     wide = d.hidden // d.k.get("conv_groups", default=1)
-    conv = WeightSpec(name="first_convolution", inputs=taps * wide, outputs=d.hidden, bias=True, uses=1.0)
+    conv = linear("first_convolution", taps * wide, d.hidden, uses=1.0)
     d.k.get("conv_act")
     return (*found, conv, norm_extra("convolution_norm", "layernorm", d.hidden))
 
@@ -253,12 +246,12 @@ def _frames(d: Decoder) -> Weights:
 def _buckets(d: Decoder) -> Weights:
     """MPNet: relative positions shared by all layers."""
     rows = d.k.number("relative_attention_num_buckets", default=32)
-    return (WeightSpec(name="relative_bias", kind="lookup", inputs=rows, outputs=d.heads),)
+    return (lookup("relative_bias", rows, d.heads),)
 
 
 def _boxes(d: Decoder) -> Weights:
     """LayoutLM: places, heights and widths on the page."""
-    return (WeightSpec(name="boxes", kind="lookup", inputs=4 * d.k.number("max_2d_position_embeddings"), outputs=d.hidden),)
+    return (lookup("boxes", 4 * d.k.number("max_2d_position_embeddings"), d.hidden),)
 
 
 def _sinusoids(d: Decoder) -> Weights:
@@ -267,13 +260,13 @@ def _sinusoids(d: Decoder) -> Weights:
 
 
 def _fourier(d: Decoder) -> Weights:
-    return (WeightSpec(name="embedding_projection", inputs=d.hidden, outputs=d.hidden, bias=True),)
+    return (linear("embedding_projection", d.hidden, d.hidden),)
 
 
 def _nystrom(d: Decoder, i: int) -> dict[str, Any]:
     """Landmarks in place of all keys, and a depthwise convolution over the values."""
     taps = d.k.get("conv_kernel_size", default=65)
-    conv = (WeightSpec(name="convolution", kind="conv", inputs=taps, outputs=d.heads),) if taps else ()
+    conv = (depthwise("convolution", taps, d.heads),) if taps else ()
     d.k.get("segment_means_seq_len", "inv_coeff_init_option")
     return {"keys": 2 * d.k.number("num_landmarks", default=64), "extra": conv}
 
@@ -307,8 +300,3 @@ BERT_LIKE: Final = (
     "bert", "roberta", "xlm-roberta", "camembert", "electra", "ernie", "data2vec-text", "distilbert", "albert", "ibert", *KINDS,
 )  # fmt: skip
 """Model types of this line."""
-BERT_READERS: dict[str, type[Decoder]] = {
-    **dict.fromkeys(BERT_LIKE, Bert),
-    "roberta-prelayernorm": Bert, "albert": Albert, "gte": Gte, "fnet": FNet, "esm": Esm, "ultrabert": UltraBert,
-    "modernbert": ModernBert, "modernbert-decoder": ModernBertDecoder, "esmc": EsmC,
-}  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from simpar.model.config_keys import EXPERTS, PER_TOKEN, TIED, UNDERSTOOD, Keys
 from simpar.model.family import Family, Layout
-from simpar.model.pieces import deal, norm_extra
+from simpar.model.pieces import deal, lookup, norm_extra, vector
 from simpar.specs.architecture import MOST_LAYERS, ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec
 from simpar.specs.mixers import (
     AttentionSpec,
@@ -24,6 +24,9 @@ from simpar.specs.mixers import (
 
 Weights = tuple[WeightSpec, ...]
 StepNorm = Literal["none", "pre", "post", "sandwich"]
+MAMBA = ("mamba", "mamba2", "linear_attention", "hybrid", "hybrid_mamba")
+RECURRENT = (*MAMBA, "conv", "recurrent", "mlstm")
+"""Kinds of layer that a family may give another mixer than softmax attention."""
 
 
 class Decoder:
@@ -256,7 +259,7 @@ class Decoder:
     def mlp(self, i: int) -> FeedForwardSpec:
         """The dense feed-forward of layer `i`."""
         bias = self.flag(self.f.mlp_bias)
-        scalars = (WeightSpec(name="activation", kind="vector", outputs=self.f.mlp_scalars),) if self.f.mlp_scalars else ()
+        scalars = (vector("activation", self.f.mlp_scalars),) if self.f.mlp_scalars else ()
         width = self.at(i, "intermediate_size", self.intermediate(i))
         return FeedForwardSpec(width=width, gated=self.f.gated, bias=bias, activation=self.activation(), extra=scalars)
 
@@ -303,8 +306,12 @@ class Decoder:
         return (self.experts(i),) if self.is_expert_layer(i) else (self.mlp(i),)
 
     def mixer(self, i: int) -> tuple[BranchSpec, ...]:
-        """Mixing branches of layer `i`; a family with other mixers overrides this."""
-        return (self.attention(i),)
+        """Mixing branches of layer `i`."""
+        return (self.recurrence(i) if self.types[i] in RECURRENT else self.attention(i),)
+
+    def recurrence(self, i: int) -> BranchSpec:
+        """What layer `i` has in place of softmax attention where its kind says so."""
+        return self.attention(i)
 
     def layout(self, i: int) -> Layout:
         """How attention and feed-forward of layer `i` stand to the residual stream and its norms."""
@@ -364,7 +371,7 @@ class Decoder:
         rows = self.k.get("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", default=8192)
         if self.f.positions:
             rows = self.k.number(self.f.positions) + self.f.position_offset
-            extra.append(WeightSpec(name="position", kind="lookup", inputs=rows, outputs=self.hidden))
+            extra.append(lookup("position", rows, self.hidden))
         if self.f.embedding_norm:
             extra.append(norm_extra("embedding_norm", self.f.norm, self.hidden))
         return {

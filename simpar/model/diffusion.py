@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from simpar.model.config_keys import Keys
-from simpar.model.mmdit import MMDIT_READERS, TEXT_TOKENS, embedder, weight
-from simpar.model.pieces import encoder_attention, in_turn, uniform, vector
+from simpar.model.mmdit import MMDIT_READERS, TEXT_TOKENS, embedder
+from simpar.model.pieces import depthwise, encoder_attention, in_turn, linear, lookup, once, uniform, vector
 from simpar.specs.architecture import ArchitectureSpec, LayerSpec
 from simpar.specs.mixers import AttentionSpec, BranchSpec, FeedForwardSpec, LinearAttentionSpec, WeightSpec
 
@@ -14,7 +14,7 @@ from simpar.specs.mixers import AttentionSpec, BranchSpec, FeedForwardSpec, Line
 class DiT:
     """Attention and feed-forward with adaptive norms, through which class and time enter (Peebles and Xie 2022)."""
 
-    text_tokens = 0
+    text_tokens, patch = 0, 2
     qk_norm: Any = "none"
 
     def __init__(self, keys: Keys) -> None:
@@ -42,24 +42,22 @@ class DiT:
     def conditioning(self) -> tuple[WeightSpec, ...]:
         """What a layer makes its shifts, scales and gates from; DiT embeds time and class in every layer."""
         h = self.hidden
-        classes = WeightSpec(
-            name="classes", kind="lookup", inputs=self.k.number("num_embeds_ada_norm", default=1000) + 1, outputs=h
-        )
-        return (*embedder("time", 256, h), classes, weight("modulation", h, 6 * h, 0.0))
+        classes = lookup("classes", self.k.number("num_embeds_ada_norm", default=1000) + 1, h)
+        return (*embedder("time", 256, h), classes, once("modulation", h, 6 * h))
 
     def volume(self) -> int:
         """Values of one patch and channel."""
-        return self.k.number("patch_size", default=2) ** 2
+        return self.k.number("patch_size", default=self.patch) ** 2 * (self.k.get("patch_size_t") or 1)
 
     def ends(self) -> tuple[WeightSpec, ...]:
         channels, out = self.k.number("in_channels", default=4), self.k.get("out_channels")
         return (
-            weight("patches", channels * self.volume(), self.hidden), weight("out", self.hidden, self.volume() * (out or channels)),
+            linear("patches", channels * self.volume(), self.hidden), linear("out", self.hidden, self.volume() * (out or channels)),
             *self.around(),
         )  # fmt: skip
 
     def around(self) -> tuple[WeightSpec, ...]:
-        return (weight("out_modulation", self.hidden, 2 * self.hidden, 0.0),)
+        return (once("out_modulation", self.hidden, 2 * self.hidden),)
 
     def architecture(self) -> ArchitectureSpec:
         layer = LayerSpec(sublayers=in_turn(*self.branches(), norm="none"), extra=self.conditioning())
@@ -79,7 +77,7 @@ class PixArt(DiT):
         k, h = self.k, self.hidden
         heads, dim = k.get("num_cross_attention_heads", default=self.heads), k.get("cross_attention_head_dim", default=self.dim)
         text = k.get("cross_attention_dim", default=h)
-        pair = (weight("k", text, heads * dim, 0.0), weight("v", text, heads * dim, 0.0))
+        pair = (once("k", text, heads * dim), once("v", text, heads * dim))
         normed = (vector("k_norm", heads * dim),) if self.qk_norm == "full" else ()
         return AttentionSpec(
             num_heads=heads, num_key_value_heads=heads, head_dim=dim, causal=False, q_bias=True, o_bias=True, cross=True,
@@ -94,30 +92,27 @@ class PixArt(DiT):
 
     def around(self) -> tuple[WeightSpec, ...]:
         k, h = self.k, self.hidden
-        found = [*embedder("time", 256, h), weight("time_modulation", h, 6 * h, 0.0), vector("out_modulation", 2 * h)]
+        found = [*embedder("time", 256, h), once("time_modulation", h, 6 * h), vector("out_modulation", 2 * h)]
         given = k.get("use_additional_conditions")
         if self.micro_conditions and (given if given is not None else k.get("sample_size") == 128):
             third = h // 3
             found += [*embedder("resolution", 256, third), *embedder("aspect_ratio", 256, third)]
         text = k.get("caption_channels")
-        return (*found, *((weight("text_1", text, h, 0.0), weight("text_2", h, h, 0.0)) if text else ()))
+        return (*found, *((once("text_1", text, h), once("text_2", h, h)) if text else ()))
 
 
 class Ltx(PixArt):
     """LTX-Video: norms over all queries and keys."""
 
     qk_norm: Any = "full"
-    text_length = 128
+    text_length, patch = 128, 1
     micro_conditions = False
-
-    def volume(self) -> int:
-        return self.k.number("patch_size", default=1) ** 2 * self.k.number("patch_size_t", default=1)
 
 
 class Sana(PixArt):
     """Linear attention among the image's tokens and a gated feed-forward with a depthwise convolution (Xie et al. 2024)."""
 
-    micro_conditions = False
+    micro_conditions, patch = False, 1
 
     def own(self) -> BranchSpec:
         self.k.get("guidance_embeds_scale", "timestep_scale", "interpolation_scale")
@@ -130,11 +125,8 @@ class Sana(PixArt):
 
     def mlp(self) -> BranchSpec:
         width = int(self.k.get("mlp_ratio", default=2.5) * self.hidden)
-        conv = WeightSpec(name="depthwise", kind="conv", inputs=9, outputs=2 * width, bias=True)
+        conv = depthwise("depthwise", 9, 2 * width, bias=True)
         return FeedForwardSpec(width=width, gated=True, bias=False, extra=(conv, vector("up_bias", 2 * width)))
-
-    def volume(self) -> int:
-        return self.k.number("patch_size", default=1) ** 2
 
     def around(self) -> tuple[WeightSpec, ...]:
         return (*super().around(), vector("caption_norm", self.hidden))
@@ -152,10 +144,7 @@ class CogVideoX(DiT):
 
     def conditioning(self) -> tuple[WeightSpec, ...]:
         time = self.k.number("time_embed_dim", default=512)
-        return (*(weight(f"modulation_{n}", time, 6 * self.hidden, 0.0) for n in (1, 2)), vector("norms", 4 * self.hidden))
-
-    def volume(self) -> int:
-        return self.k.number("patch_size", default=2) ** 2 * (self.k.get("patch_size_t") or 1)
+        return (*(once(f"modulation_{n}", time, 6 * self.hidden) for n in (1, 2)), vector("norms", 4 * self.hidden))
 
     def around(self) -> tuple[WeightSpec, ...]:
         k, h = self.k, self.hidden
@@ -166,9 +155,9 @@ class CogVideoX(DiT):
                 ("use_learned_positional_embeddings", True, "learned positions of the image-to-video model are not read")
             )
         return (
-            weight("text_in", k.number("text_embed_dim", default=4096), h, 0.0), weight("time_1", h, time, 0.0),
-            weight("time_2", time, time, 0.0),
-            vector("final_norms", 4 * h), weight("out_modulation", time, 2 * h, 0.0),
+            once("text_in", k.number("text_embed_dim", default=4096), h), once("time_1", h, time),
+            once("time_2", time, time),
+            vector("final_norms", 4 * h), once("out_modulation", time, 2 * h),
         )  # fmt: skip
 
 
@@ -204,14 +193,14 @@ class NextDiT:
             self.heads, self.hidden, bias=False, num_key_value_heads=self.kv_heads, qk_norm="head", joint_keys=TEXT_TOKENS
         )
         steps = in_turn(attention, FeedForwardSpec(width=self.width()), norm="sandwich")
-        return LayerSpec(sublayers=steps, extra=(weight("modulation", self.time, 4 * self.hidden, 0.0),))
+        return LayerSpec(sublayers=steps, extra=(once("modulation", self.time, 4 * self.hidden),))
 
     def text_layer(self, n: int) -> tuple[WeightSpec, ...]:
         """A layer of the text's own: held, once per sample, without modulation."""
         h, d = self.hidden, self.hidden // self.heads
         return (
-            weight(f"text_{n}_qkv", h, h + 2 * self.kv_heads * d, 0.0, False), weight(f"text_{n}_out", h, h, 0.0, False),
-            weight(f"text_{n}_up", h, 2 * self.width(), 0.0, False), weight(f"text_{n}_down", self.width(), h, 0.0, False),
+            once(f"text_{n}_qkv", h, h + 2 * self.kv_heads * d, bias=False), once(f"text_{n}_out", h, h, bias=False),
+            once(f"text_{n}_up", h, 2 * self.width(), bias=False), once(f"text_{n}_down", self.width(), h, bias=False),
             vector(f"text_{n}_norms", 4 * h + 2 * d),
         )  # fmt: skip
 
@@ -223,10 +212,10 @@ class NextDiT:
         channels, text = k.number("in_channels", default=16), k.number("cap_feat_dim")
         own, depth = k.number("num_refiner_layers", "n_refiner_layers", default=2), k.number("num_layers", "n_layers")
         extra = [
-            weight("patches", channels * self.volume(), h), vector("text_norm", text), weight("text_in", text, h, 0.0),
-            weight("time_1", 256, self.time_inner, 0.0), weight("time_2", self.time_inner, self.time, 0.0),
-            weight("out_modulation", self.time, h, 0.0),
-            weight("out", h, self.volume() * int(k.get("out_channels", default=None) or channels)), *self.pads(),
+            linear("patches", channels * self.volume(), h), vector("text_norm", text), once("text_in", text, h),
+            once("time_1", 256, self.time_inner), once("time_2", self.time_inner, self.time),
+            once("out_modulation", self.time, h),
+            linear("out", h, self.volume() * int(k.get("out_channels", default=None) or channels)), *self.pads(),
         ]  # fmt: skip
         extra += [w for n in range(own) for w in self.text_layer(n)]
         fields = {"name": "diffusion", "hidden_size": h, "final_norm": False, "extra": tuple(extra)}
@@ -270,9 +259,9 @@ class Wan:
     def layer(self) -> LayerSpec:
         h = self.hidden
         own = encoder_attention(self.heads, h, qk_norm="full")
-        text = [weight("k", h, h, 0.0), weight("v", h, h, 0.0), vector("k_norm", h)]
+        text = [once("k", h, h), once("v", h, h), vector("k_norm", h)]
         if self.image:
-            text += [weight("image_k", h, h, 0.0), weight("image_v", h, h, 0.0), vector("image_k_norm", h)]
+            text += [once("image_k", h, h), once("image_v", h, h), vector("image_k_norm", h)]
         tokens = self.k.get("text_len", default=TEXT_TOKENS)
         cross = encoder_attention(
             self.heads, h, k_bias=False, v_bias=False, cross=True, keys=tokens, key_value="query_only", qk_norm="full",
@@ -288,10 +277,10 @@ class Wan:
         volume = patch[0] * patch[1] * patch[2]
         text, time = k.number("text_dim", default=4096), k.number("freq_dim", default=256)
         extra = [
-            weight("patches", volume * k.number("in_channels", "in_dim"), h), weight("text_1", text, h, 0.0),
-            weight("text_2", h, h, 0.0), *embedder("time", time, h), weight("time_modulation", h, 6 * h, 0.0),
+            linear("patches", volume * k.number("in_channels", "in_dim"), h), once("text_1", text, h),
+            once("text_2", h, h), *embedder("time", time, h), once("time_modulation", h, 6 * h),
             vector("out_modulation", 2 * h),
-            weight("out", h, volume * k.number("out_channels", "out_dim", default=16)),
+            linear("out", h, volume * k.number("out_channels", "out_dim", default=16)),
         ]  # fmt: skip
         k.get(
             "model_type",
@@ -307,8 +296,8 @@ class Wan:
             width = k.number("image_dim", default=1280)
             extra += [
                 vector("image_norms", 2 * width + 2 * h),
-                weight("image_1", width, width, 0.0),
-                weight("image_2", width, h, 0.0),
+                once("image_1", width, width),
+                once("image_2", width, h),
             ]
         fields = {"name": "diffusion", "hidden_size": h, "norm": "layernorm", "final_norm": False, "extra": tuple(extra)}
         stack = uniform("video_mlp", self.layer(), self.layers, **fields)

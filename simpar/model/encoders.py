@@ -7,9 +7,11 @@ from typing import Any
 from simpar.model.config_keys import Keys
 from simpar.model.decoder import Decoder
 from simpar.model.family import Family
-from simpar.model.pieces import deal, encoder_attention, in_turn, norm_extra
+from simpar.model.pieces import deal, encoder_attention, in_turn, linear, lookup, norm_extra
 from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec
 from simpar.specs.mixers import AttentionSpec, BranchSpec, ExpertsSpec, FeedForwardSpec, NormKind, WeightSpec
+
+SIDES = ("encoder", "decoder")
 
 
 class EncoderDecoder:
@@ -31,18 +33,9 @@ class EncoderDecoder:
         self.vocab = keys.size("vocab_size")
         if keys.config.get("decoder_vocab_size") == self.vocab:
             keys.used.add("decoder_vocab_size")
-        self.layers = (
-            self.side("encoder_layers", "num_encoder_layers", "num_layers", "num_hidden_layers"),
-            self.side("decoder_layers", "num_decoder_layers", "num_layers", "num_hidden_layers"),
-        )
-        self.heads = (
-            keys.number("encoder_attention_heads", "num_heads", "num_attention_heads"),
-            keys.number("decoder_attention_heads", "num_heads", "num_attention_heads"),
-        )
-        self.widths = (
-            keys.number("encoder_ffn_dim", "d_ff", "intermediate_size"),
-            keys.number("decoder_ffn_dim", "d_ff", "intermediate_size"),
-        )
+        self.layers = [self.side(f"{side}_layers", f"num_{side}_layers", "num_layers", "num_hidden_layers") for side in SIDES]
+        self.heads = [keys.number(f"{side}_attention_heads", "num_heads", "num_attention_heads") for side in SIDES]
+        self.widths = [keys.number(f"{side}_ffn_dim", "d_ff", "intermediate_size") for side in SIDES]
 
     def side(self, *names: str) -> int:
         """A size of one side by the first of `names` that the file or its class gives; the last ones may be the other side's."""
@@ -67,9 +60,9 @@ class EncoderDecoder:
 
     def stack(self, side: int) -> StackSpec:
         every = [self.layer(side, i) for i in range(self.layers[side])]
-        layers, pattern = deal(every, ["encoder", "decoder"][side : side + 1] * len(every))
+        layers, pattern = deal(every, [SIDES[side]] * len(every))
         return StackSpec(
-            name=("encoder", "decoder")[side], hidden_size=self.hidden, layers=layers, pattern=pattern, norm=self.norm,
+            name=SIDES[side], hidden_size=self.hidden, layers=layers, pattern=pattern, norm=self.norm,
             final_norm=self.final_norm, extra=self.stack_extra(side),
         )  # fmt: skip
 
@@ -79,14 +72,14 @@ class EncoderDecoder:
     def stack_extra(self, side: int) -> tuple[WeightSpec, ...]:
         extra: list[WeightSpec] = []
         if self.position_offset is not None:
-            extra.append(WeightSpec(name="position", kind="lookup", inputs=self.positions(side), outputs=self.hidden))
+            extra.append(lookup("position", self.positions(side), self.hidden))
         if self.embedding_norm:
             extra.append(norm_extra("embedding_norm", self.norm, self.hidden))
         return tuple(extra)
 
     def architecture(self) -> ArchitectureSpec:
         tied = bool(self.k.get("tie_word_embeddings", default=True))
-        own = WeightSpec(name="own_words", kind="lookup", inputs=self.vocab, outputs=self.hidden, copies=self.own_tables or 1)
+        own = lookup("own_words", self.vocab, self.hidden, copies=self.own_tables or 1)
         return ArchitectureSpec(
             vocab_size=self.vocab, tie_word_embeddings=tied, stacks=(self.stack(0), self.stack(1)),
             extra=() if tied or not self.own_tables else (own,),
@@ -98,7 +91,6 @@ class T5(EncoderDecoder):
 
     norm: NormKind = "rmsnorm"
     biased = False
-    position_offset = None
     own_tables = 0
     bias_tables = 1
 
@@ -118,7 +110,7 @@ class T5(EncoderDecoder):
     def stack_extra(self, side: int) -> tuple[WeightSpec, ...]:
         buckets = self.k.number("relative_attention_num_buckets", default=32)
         tables = self.bias_tables or self.layers[side]
-        return (WeightSpec(name="relative_bias", kind="lookup", inputs=buckets, outputs=self.heads[side], copies=tables),)
+        return (lookup("relative_bias", buckets, self.heads[side], copies=tables),)
 
 
 class LongT5(T5):
@@ -148,7 +140,7 @@ class Switch(T5):
     own_tables = 2
 
     def feed_forward(self, side: int, i: int) -> BranchSpec:
-        name, layers = ("encoder", "decoder")[side], self.layers[side]
+        name, layers = SIDES[side], self.layers[side]
         step = self.k.get(f"{name}_sparse_step")
         if step is None:
             sparse = self.k.get(f"num_sparse_{name}_layers", default=0)
@@ -194,16 +186,14 @@ class BigBirdPegasus(EncoderDecoder):
 class Led(Bart):
     """Longformer's windows in the encoder; global tokens have projections of their own."""
 
-    position_offset = 0
-
     def positions(self, side: int) -> int:
-        return self.k.number(("max_encoder_position_embeddings", "max_decoder_position_embeddings")[side])
+        return self.k.number(f"max_{SIDES[side]}_position_embeddings")
 
     def attention(self, side: int, **changes: Any) -> AttentionSpec:
         if side:
             return super().attention(side, **changes)
         window = self.k.get("attention_window", default=512)
-        own = WeightSpec(name="global_qkv", inputs=self.hidden, outputs=3 * self.hidden, bias=True, uses=0.0)
+        own = linear("global_qkv", self.hidden, 3 * self.hidden, uses=0.0)
         width = window[0] if isinstance(window, list) else window
         return super().attention(side, window=width // 2, extra=(own,), **changes)
 
@@ -233,7 +223,7 @@ class NllbMoe(M2m):
     """Top-2 experts each so many layers."""
 
     def feed_forward(self, side: int, i: int) -> BranchSpec:
-        step = self.k.number(("encoder_sparse_step", "decoder_sparse_step")[side], default=4)
+        step = self.k.number(f"{SIDES[side]}_sparse_step", default=4)
         self.k.get("expert_capacity", "router_bias", "moe_token_dropout", "num_hidden_layers")
         if step == 0 or (i + 1) % step:
             return super().feed_forward(side, i)
@@ -256,10 +246,7 @@ class SpeechToText(M2m):
         self.k.get("num_conv_layers", "max_source_positions", "max_target_positions")
         last = len(sizes) - 1
         return tuple(
-            WeightSpec(
-                name=f"convolution_{n}", inputs=size * (inputs if n == 0 else middle // 2),
-                outputs=2 * self.hidden if n == last else middle, bias=True,
-            )
+            linear(f"convolution_{n}", size * (inputs if n == 0 else middle // 2), 2 * self.hidden if n == last else middle)
             for n, size in enumerate(sizes)
         )  # fmt: skip
 
@@ -277,7 +264,7 @@ class T5Gemma:
         one = encoder.stack().model_copy(update={"name": "encoder"})
         layers = {name: decoder.with_cross(layer, encoder.hidden) for name, layer in decoder.stack().layers.items()}
         fields, words = decoder.outside(), encoder.vocabulary()
-        own = WeightSpec(name="own_words", kind="lookup", inputs=words, outputs=encoder.hidden)
+        own = lookup("own_words", words, encoder.hidden)
         tied = bool(self.k.get("tie_word_embeddings", default=True))
         self.k.get("vocab_size")
         stacks = (one, decoder.stack().model_copy(update={"layers": layers}))
@@ -303,7 +290,6 @@ class Whisper(EncoderDecoder):
     """Two convolutions over the spectrogram, keys without bias."""
 
     k_bias = False
-    position_offset = 0
     own_tables = 0
 
     def positions(self, side: int) -> int:
@@ -315,15 +301,7 @@ class Whisper(EncoderDecoder):
             return extra
         bins, h = self.k.number("num_mel_bins", default=80), self.hidden
         convolutions = (
-            WeightSpec(name="convolution_1", inputs=3 * bins, outputs=h, bias=True),
-            WeightSpec(name="convolution_2", inputs=3 * h, outputs=h, bias=True),
+            linear("convolution_1", 3 * bins, h),
+            linear("convolution_2", 3 * h, h),
         )
         return (*extra, *convolutions)
-
-
-ENCODER_READERS: dict[str, Any] = {
-    "t5": T5, "mt5": T5, "umt5": Umt5, "switch_transformers": Switch, "bart": Bart, "mbart": Mbart, "pegasus": Pegasus,
-    "marian": Marian, "m2m_100": M2m, "nllb": M2m, "blenderbot": Pegasus, "plbart": Bart, "mvp": Bart,
-    "whisper": Whisper, "blenderbot-small": BlenderbotSmall, "bigbird_pegasus": BigBirdPegasus, "led": Led, "longt5": LongT5,
-    "nllb-moe": NllbMoe, "speech_to_text": SpeechToText, "t5gemma": T5Gemma,
-}  # fmt: skip

@@ -9,20 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from simpar.model.alone import ALONE_READERS
-from simpar.model.bert import BERT_LIKE, BERT_READERS
-from simpar.model.encoders import ENCODER_READERS
+from simpar.model import alone, bert, encoders, fla, gemma, hybrids, linear, older, patterns, recent, sparse, speech, uncommon
 from simpar.model.family import Family
-from simpar.model.fla import FLA_READERS
-from simpar.model.gemma import GEMMA_READERS
-from simpar.model.hybrids import HYBRID_READERS
-from simpar.model.linear import LINEAR_READERS
-from simpar.model.older import OLDER_READERS
-from simpar.model.patterns import PATTERN_READERS
-from simpar.model.recent import RECENT_READERS
-from simpar.model.sparse import SPARSE_READERS
-from simpar.model.speech import SPEECH_READERS
-from simpar.model.uncommon import UNCOMMON_READERS
 
 LLAMA: Final = Family()
 GENERAL: Final = Family(
@@ -43,10 +31,10 @@ COHERE: Final = Family(norm="layernorm_no_bias", layout="parallel", mlp_bias=Fal
 GATED_QWEN: Final = Family(qk_norm="head", mlp_bias=False, gate="element", shared_gate=True)
 
 FLA_TRANSFORMERS = ("transformer", "forgetting_transformer", "stickbreaking_attn")
-FLA = tuple(name for name in FLA_READERS if name not in ("rwkv6", "rwkv7", *FLA_TRANSFORMERS))
+FLA = (*(name for name in fla.MIXERS if name != "rwkv6"), "mla", "samba")
 
 TABLE: Final[dict[str, Family]] = {
-    **dict.fromkeys(BERT_LIKE, BERT),
+    **dict.fromkeys(bert.BERT_LIKE, BERT),
     **dict.fromkeys(FLA_TRANSFORMERS, PLAIN),
     **dict.fromkeys(FLA, LLAMA),
     **dict.fromkeys(
@@ -64,8 +52,9 @@ TABLE: Final[dict[str, Family]] = {
         QWEN3),
     **dict.fromkeys(
         ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "mistral4", "longcat_flash", "minicpm3", "youtu",
-         "aria_text", "sarvam_mla", "gemma", "glm5_next_text", "mistral_large4_text"),
+         "aria_text", "sarvam_mla", "gemma", "mistral_large4_text"),
         Family(mlp_bias=False)),
+    "glm5_next_text": Family(mlp_bias=False, first_dense=3),
     **dict.fromkeys(("glm4_moe_lite", "axk1", "axk2", "hy_v4", "hy_v4_vl_text"), Family(mlp_bias=False, first_dense=1)),
     "hy_v3": replace(QWEN3, first_dense=1),
     "qwen3_moe": replace(QWEN3, dense_up_to=0),
@@ -94,7 +83,8 @@ TABLE: Final[dict[str, Family]] = {
     "llada": Family(qkv_bias="qkv_bias", o_bias="mlp_bias"),
     "pangu_ultra_moe": Family(layout="sandwich", mlp_bias=False, router_bias="router_enable_expert_bias"),
     "helium": Family(o_bias=False, square=True),
-    **dict.fromkeys(("mimo_v2_flash", "glm", "solar_open"), Family(o_bias=False, mlp_bias=False)),
+    **dict.fromkeys(("glm", "solar_open"), Family(o_bias=False, mlp_bias=False)),
+    "mimo_v2_flash": Family(o_bias=False, mlp_bias=False, first_dense=1),
     "qwen2_moe": Family(qkv_bias="qkv_bias", o_bias=False, mlp_bias=False, shared_gate=True, dense_up_to=0),
     **dict.fromkeys(("glm_ocr_text", "glm4"), Family(layout="sandwich", o_bias=False, mlp_bias=False)),
     "glm4v_text": Family(layout="sandwich", qkv_bias=True, o_bias=False, mlp_bias=False),
@@ -106,7 +96,7 @@ TABLE: Final[dict[str, Family]] = {
     "afmoe": Family(layout="sandwich", qk_norm="head", gate="element", router_bias=True, mlp_bias=False, full_every=4),
     "laguna": Family(qk_norm="head", router_bias=True, mlp_bias=False, gate="head", first_dense=1),
     "flint": Family(qk_norm="head", sinks=True, mlp_bias=False, dense_up_to=0),
-    "bailing_hybrid": Family(gate="head", tied=None),
+    "bailing_hybrid": Family(gate="head", first_dense=1, tied=None),
     "dots3_note_text": Family(gate="head", mlp_bias=False, first_dense=1),
     "ernie4_5": Family(qkv_bias="use_bias", o_bias="use_bias", mlp_bias="use_bias"),
     "ernie4_5_moe": replace(PLAIN, router_bias=True),
@@ -114,12 +104,13 @@ TABLE: Final[dict[str, Family]] = {
     "ernie4_5_vl_moe_text": replace(PLAIN, router_bias=True, first_dense=1),
     "inkling_text": Family(qk_norm="head", embedding_norm=True, mlp_bias=False, qkv_bias=False, o_bias=False),
     "inkling2_text": Family(embedding_norm=True, gate="element", mlp_bias=False, qkv_bias=False, o_bias=False),
-    "muse_glimmer_text": Family(layout="sandwich", gate="element", mlp_bias=False),
-    "muse_spark_text": Family(gate="element", mlp_bias=False),
-    "kimi_linear": Family(mlp_bias=False, tied=None),
+    "muse_glimmer_text": Family(layout="sandwich", gate="element", mlp_bias=False, full_every=4),
+    "muse_spark_text": Family(gate="element", mlp_bias=False, full_every=4),
+    "kimi_linear": Family(mlp_bias=False, first_dense=1, tied=None),
     "xlstm": replace(PLAIN, tied=None),
     "zaya": Family(mlp_bias=False, head_bias="lm_head_bias"),
-    **dict.fromkeys(("kolibri1", "gemma3n_text", "gemma4_text", "gemma4_unified_text"), replace(GEMMA, qk_norm="head")),
+    **dict.fromkeys(("kolibri1", "gemma4_text", "gemma4_unified_text"), replace(GEMMA, qk_norm="head")),
+    "gemma3n_text": replace(GEMMA, qk_norm="head", full_every=5),
     "beam": Family(layout="sandwich", qk_norm="head", gate="element", mlp_bias=False, first_dense=3),
     **dict.fromkeys(("step3p7", "step3p5"), Family(qk_norm="head", gate="head", mlp_bias=False)),
     **dict.fromkeys(("apertus", "apertus1p5_text"), Family(qk_norm="head", mlp_bias=False, gated=False, mlp_scalars=2)),
@@ -176,7 +167,7 @@ TABLE: Final[dict[str, Family]] = {
         tied=None, causal=False
     ),
     "eurobert": Family(head_bias="mlp_bias", causal=False),
-    "ultrabert": Family(tied=True, causal=False),
+    "ultrabert": Family(tied=True, causal=False, full_every=3),
     "modernbert": replace(MODERN_BERT, causal=False),
     "modernbert-decoder": MODERN_BERT,
     **dict.fromkeys(("rembert", "roc_bert", "xmod"), BERT),
@@ -194,20 +185,51 @@ TABLE: Final[dict[str, Family]] = {
 """Model types by what their classes build, where that is not said by every file alike."""
 
 READERS: Final[dict[str, Any]] = {
-    **HYBRID_READERS,
-    **LINEAR_READERS,
-    **FLA_READERS,
-    **GEMMA_READERS,
-    **SPARSE_READERS,
-    **RECENT_READERS,
-    **PATTERN_READERS,
-    **OLDER_READERS,
-    **BERT_READERS,
-    **ENCODER_READERS,
-    **ALONE_READERS,
-    **SPEECH_READERS,
-    **UNCOMMON_READERS,
-}
+    "mamba": hybrids.PureMamba, "falcon_mamba": hybrids.PureMamba, "mamba2": hybrids.PureMamba2, "jamba": hybrids.Jamba,
+    "bamba": hybrids.Mamba2Hybrid, "granitemoehybrid": hybrids.GraniteHybrid, "falcon_h1": hybrids.FalconH1,
+    "nemotron_h": hybrids.NemotronH, "zamba": hybrids.Zamba, "zamba2": hybrids.Zamba2, "phi4flash": hybrids.Phi4Flash,
+    **dict.fromkeys(("lfm2", "lfm2_moe", "lfm3"), hybrids.Lfm), "recurrent_gemma": hybrids.RecurrentGemma,
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), linear.QwenNext), "lara_mini": linear.LaraMini,
+    "jet_nemotron": linear.JetNemotron, "olmo_hybrid": linear.OlmoHybrid, "kimi_linear": linear.KimiLinear,
+    "bailing_hybrid": linear.BailingHybrid, "bailing_moe_linear": linear.BailingLinear, "minimax": linear.MiniMaxHybrid,
+    "rwkv": linear.Rwkv, "xlstm": linear.Xlstm,
+    **dict.fromkeys(fla.MIXERS, fla.Fla), "retnet": fla.RetNet, "hgrn2": fla.Hgrn, "hgrn": fla.Hgrn, "rwkv6": fla.Rwkv6,
+    "rwkv7": fla.Rwkv7, "mla": fla.FlaLatent, "samba": fla.Samba,
+    **dict.fromkeys(("transformer", "forgetting_transformer", "stickbreaking_attn"), fla.FlaTransformer),
+    "gemma3n_text": gemma.Gemma3n, "gemma4_text": gemma.Gemma4, "gemma4_unified_text": gemma.Gemma4,
+    "minimax_m3_vl_text": sparse.MiniMaxM3, "minimax_m3": sparse.MiniMaxM3, "deepseek_v4": sparse.DeepseekV4,
+    "hy_v4": sparse.HyV4, "hy_v4_vl_text": sparse.HyV4, "longcat_flash": sparse.Longcat, "axk1": sparse.AxK1, "axk2": sparse.AxK2,
+    "dots3_note_text": sparse.Dots3Note,
+    "glm5_next_text": recent.Glm5Next, "muse_glimmer_text": recent.Muse, "muse_spark_text": recent.MuseSpark,
+    "mistral_large4_text": recent.MistralLarge4, "zaya": recent.Zaya, "phi4mm": recent.Phi4Adapters,
+    "inkling_text": recent.Inkling, "inkling2_text": recent.Inkling2, "qwen4_exp_text": recent.Qwen4,
+    "llama4_text": patterns.Llama4, "mimo_v2_flash": patterns.MimoV2, "step3p7": patterns.Step, "step3p5": patterns.Step,
+    "laguna": patterns.Laguna, "nemotron-nas": patterns.NemotronNas, "mllama_text_model": patterns.MllamaText,
+    "jetmoe": patterns.JetMoe, "bitnet": patterns.BitNet, "diffllama": patterns.DiffLlama, "doge": patterns.Doge,
+    "hunyuan_v1_dense": patterns.HunyuanDense, "hunyuan_v1_moe": patterns.HunyuanMoe, "beam": patterns.Beam,
+    "hunyuan": patterns.Hunyuan, "ernie4_5_vl_moe_text": patterns.ErnieVl, "molmo2_text": patterns.Molmo2, "hy_v3": patterns.HyV3,
+    "chatglm": older.ChatGlm, "qwen": older.Qwen1, "openelm": older.OpenElm, "deci": older.DeciLm, "arctic": older.Arctic,
+    "grok-1": older.Grok, "gpt_neo": older.GptNeo, "gpt_bigcode": older.GptBigCode, "falcon": older.Falcon, "mpt": older.Mpt,
+    "dbrx": older.Dbrx, "opt": older.Opt, "gpt_neox": older.GptNeox, "gpt_neox_japanese": older.GptNeoxJapanese,
+    "stablelm": older.StableLm, **dict.fromkeys(("cohere", "cohere2", "cohere2_moe", "cohere_compass_text"), older.Cohere),
+    **dict.fromkeys(bert.BERT_LIKE, bert.Bert), "roberta-prelayernorm": bert.Bert, "albert": bert.Albert, "gte": bert.Gte,
+    "esm": bert.Esm, "fnet": bert.FNet, "ultrabert": bert.UltraBert, "modernbert": bert.ModernBert,
+    "modernbert-decoder": bert.ModernBertDecoder, "esmc": bert.EsmC,
+    "t5": encoders.T5, "mt5": encoders.T5, "umt5": encoders.Umt5, "switch_transformers": encoders.Switch,
+    **dict.fromkeys(("bart", "plbart", "mvp"), encoders.Bart), "mbart": encoders.Mbart, "pegasus": encoders.Pegasus,
+    "blenderbot": encoders.Pegasus, "marian": encoders.Marian, "m2m_100": encoders.M2m, "nllb": encoders.M2m,
+    "whisper": encoders.Whisper, "blenderbot-small": encoders.BlenderbotSmall, "bigbird_pegasus": encoders.BigBirdPegasus,
+    "led": encoders.Led, "longt5": encoders.LongT5, "nllb-moe": encoders.NllbMoe, "speech_to_text": encoders.SpeechToText,
+    "t5gemma": encoders.T5Gemma,
+    **dict.fromkeys(alone.ALONE, alone.Vit), **alone.PAIRS,
+    **dict.fromkeys(("clip_text_model", "siglip_text_model", "siglip2_text_model"), alone.TextEncoder),
+    **dict.fromkeys(("wav2vec2", "hubert", "unispeech", "unispeech-sat"), speech.Wav2Vec2), "wavlm": speech.WavLM,
+    "data2vec-audio": speech.Data2VecAudio, "parakeet_ctc": speech.Conformer, "wav2vec2-conformer": speech.Wav2Vec2Conformer,
+    "wav2vec2-bert": speech.Wav2Vec2Bert,
+    "rembert": uncommon.RemBert, "roc_bert": uncommon.RocBert, "xmod": uncommon.Xmod, "xlm": uncommon.Xlm,
+    "flaubert": uncommon.Xlm, "xlnet": uncommon.XlNet, "cpmant": uncommon.CpmAnt, "trocr": uncommon.TrOcr,
+    "hrm_text": uncommon.HrmText, "dory": uncommon.Dory, "ouro": uncommon.Ouro, "voxtral_realtime_text": uncommon.VoxtralRealtime,
+}  # fmt: skip
 """Families with mixers or layers of their own."""
 
 ALIASES: Final[dict[str, str]] = {

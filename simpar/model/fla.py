@@ -13,7 +13,7 @@ from simpar.model.config_keys import Keys
 from simpar.model.decoder import Decoder
 from simpar.model.family import Family
 from simpar.model.hybrids import PureMamba
-from simpar.model.pieces import vector
+from simpar.model.pieces import depthwise, linear, matrix, vector
 from simpar.specs.mixers import AttentionSpec, BranchSpec, CustomSpec, DeltaSpec, FeedForwardSpec, LinearAttentionSpec, WeightSpec
 
 CHUNK = 64
@@ -37,17 +37,11 @@ class Fla(Decoder):
         kind = "sliding_attention" if self.attn.get("window_size") else "full_attention"
         return [kind if i in listed else "linear_attention" for i in range(self.num_layers)]
 
-    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
-        if self.attn is None or self.types[i] == "linear_attention":
-            return (MIXERS[self.k.model_type](self),)
-        k = self.attn
-        heads, bias = k.number("num_heads"), bool(k.get("qkv_bias", default=False))
-        return (
-            AttentionSpec(
-                num_heads=heads, num_key_value_heads=k.get("num_kv_heads", default=heads), head_dim=self.hidden // heads,
-                q_bias=bias, k_bias=bias, v_bias=bias, window=k.get("window_size"),
-            ),
-        )  # fmt: skip
+    def recurrence(self, i: int) -> BranchSpec:
+        return MIXERS[self.k.model_type](self)
+
+    def attention(self, i: int) -> BranchSpec:
+        return softmax_attention(self.attn or self.k, self.hidden)
 
     def intermediate(self, i: int) -> int:
         self.k.config = {"hidden_ratio": self.hidden_ratio, **self.k.config}
@@ -93,9 +87,7 @@ class Samba(PureMamba):
         keys.get("expand")
 
     layer_types = Fla.layer_types
-
-    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
-        return super().mixer(i) if self.types[i] == "linear_attention" else Fla.mixer(self, i)  # type: ignore[arg-type]
+    attention = Fla.attention
 
     def feed_forward(self, i: int) -> tuple[BranchSpec, ...]:
         wide = int(self.hidden * self.k.get("hidden_ratio", default=4) * 2 / 3)  # intermediate_size is Mamba's
@@ -123,16 +115,14 @@ class Rwkv6(RwkvFla):
 
     def feed_forward(self, i: int) -> tuple[BranchSpec, ...]:
         h = self.hidden
-        extra = (vector("token_shift", 2 * h), _w("receptance", h, h))
+        extra = (vector("token_shift", 2 * h), matrix("receptance", h, h))
         return (FeedForwardSpec(width=self.channel_width(3.5), gated=False, activation="relu2", extra=extra),)
 
 
 class Rwkv7(RwkvFla):
     """A generalised delta rule with vector gates from low ranks (Peng et al. 2025, arXiv 2503.14456)."""
 
-    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
-        if self.types[i] != "linear_attention":
-            return super().mixer(i)
+    def recurrence(self, i: int) -> BranchSpec:
         k, h = self.k, self.hidden
         dim = k.get("head_dim") or h // k.number("num_heads")
         values = k.get("value_dim", default=h)
@@ -142,11 +132,9 @@ class Rwkv7(RwkvFla):
         low = [*_low("decay", h, decay, h), *_low("a", h, a, h), *(_low("v", h, v, values) if i else ())]
         low += _low("gate", h, gate, values, bias=False)
         own = vector("token_shift_and_keys", 6 * h + 3 * h + values)  # six shifts, k_k, k_a, r_k, the norm's biases
-        return (
-            LinearAttentionSpec(
-                num_heads=h // dim, key_head_dim=dim, value_head_dim=values * dim // h, gate=False, norm_size=values,
-                scan="dplr", chunk=16, extra=(*low, own),
-            ),
+        return LinearAttentionSpec(
+            num_heads=h // dim, key_head_dim=dim, value_head_dim=values * dim // h, gate=False, norm_size=values,
+            scan="dplr", chunk=16, extra=(*low, own),
         )  # fmt: skip
 
     def low_rank(self, name: str, head_dim: int) -> int:
@@ -165,9 +153,9 @@ class FlaLatent(Fla):
     def layer_types(self) -> list[str]:
         return ["full_attention"] * self.num_layers
 
-    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
+    def attention(self, i: int) -> BranchSpec:
         self.k.get("qk_head_dim", "window_size", "rope_scaling")
-        return (self.latent_attention(i),)
+        return self.latent_attention(i)
 
 
 class FlaTransformer(Fla):
@@ -176,30 +164,28 @@ class FlaTransformer(Fla):
     def layer_types(self) -> list[str]:
         return ["sliding_attention" if self.k.get("window_size") else "full_attention"] * self.num_layers
 
-    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
-        heads, bias = self.heads, bool(self.k.get("qkv_bias", default=False))
-        kv = self.k.get("num_kv_heads", default=heads)
+    def attention(self, i: int) -> BranchSpec:
         extra: tuple[WeightSpec, ...] = ()
         if self.k.model_type == "forgetting_transformer":
-            extra = (_w("forget", self.hidden, heads, bias=True),)
+            extra = (linear("forget", self.hidden, self.heads),)
             if self.k.get("use_output_gate", default=False):
-                extra += (_w("gate", self.hidden, self.hidden),)
+                extra += (matrix("gate", self.hidden, self.hidden),)
         norm: Any = "head" if self.k.get("qk_norm", default=False) else "none"
-        return (
-            AttentionSpec(
-                num_heads=heads, num_key_value_heads=kv, head_dim=self.hidden // heads, q_bias=bias, k_bias=bias, v_bias=bias,
-                qk_norm=norm, window=self.k.get("window_size"), extra=extra,
-            ),
-        )  # fmt: skip
+        return softmax_attention(self.k, self.hidden, heads=self.heads, qk_norm=norm, extra=extra)
 
 
-def _w(name: str, inputs: int, outputs: int, bias: bool = False) -> WeightSpec:
-    return WeightSpec(name=name, inputs=inputs, outputs=outputs, bias=bias)
+def softmax_attention(k: Keys, hidden: int, heads: int = 0, **fields: Any) -> AttentionSpec:
+    """fla's Attention by its own keys."""
+    heads, bias = heads or k.number("num_heads"), bool(k.get("qkv_bias", default=False))
+    return AttentionSpec(
+        num_heads=heads, num_key_value_heads=k.get("num_kv_heads", default=heads), head_dim=hidden // heads,
+        q_bias=bias, k_bias=bias, v_bias=bias, window=k.get("window_size"), **fields,
+    )  # fmt: skip
 
 
 def _low(name: str, inputs: int, rank: int, outputs: int, bias: bool = True) -> tuple[WeightSpec, ...]:
     """Two products by a narrow middle; the second may have a bias."""
-    return (_w(f"{name}_down", inputs, rank), _w(f"{name}_up", rank, outputs, bias))
+    return (matrix(f"{name}_down", inputs, rank), linear(f"{name}_up", rank, outputs, bias=bias))
 
 
 def _retention(d: Fla, k: float = 1.0, v: float = 2.0) -> LinearAttentionSpec:
@@ -227,10 +213,7 @@ def _linear(d: Fla) -> LinearAttentionSpec:
     d.k.get("norm_q", "norm_k", "norm_feature_map")
     sides = 1 if d.k.get("tie_feature_map_qk", default=False) else 2
     layers = {"elementwise_product": 2, "t2r": 1, "hedgehog": 1}.get(name, 0)
-    maps = tuple(
-        WeightSpec(name=f"feature_map_{n}", inputs=dim, outputs=dim, bias=True, copies=sides, uses=float(2 * base.num_heads))
-        for n in range(layers)
-    )
+    maps = tuple(linear(f"feature_map_{n}", dim, dim, copies=sides, uses=float(2 * base.num_heads)) for n in range(layers))
     return base.model_copy(update={"gate": False, "extra": maps})
 
 
@@ -253,7 +236,7 @@ def _hgrn(d: Fla) -> CustomSpec:
     """Qin et al. 2023, arXiv 2311.04823: an elementwise recurrence between input, forget and output gates."""
     inner = int(d.hidden * d.k.get("expand_ratio", default=1))
     d.short_conv(default=False)
-    extra = (_w("input_forget_gate", d.hidden, 3 * inner), _w("out", inner, d.hidden), vector("norm", d.affine(inner) or 1))
+    extra = (matrix("input_forget_gate", d.hidden, 3 * inner), matrix("out", inner, d.hidden), vector("norm", d.affine(inner) or 1))
     return CustomSpec(label="gated recurrence (HGRN)", kernel_flops=3.0 * inner, extra=extra)
 
 
@@ -266,10 +249,10 @@ def _slots(d: Fla) -> CustomSpec:
     d.k.get("use_norm", "use_rope", "gate_low_rank_dim", "num_kv_heads")
     k, v = keys // heads, values // heads
     scan = heads * (2.0 * CHUNK * (k + slots) + 4.0 * k * slots + 2.0 * CHUNK * (slots + v) + 4.0 * slots * v)
-    extra = [_w("qk", d.hidden, 2 * keys), _w("v", d.hidden, values), _w("slots", d.hidden, heads * slots)]
-    extra += [_w("gate", d.hidden, values)] if gated else []
+    extra = [matrix("qk", d.hidden, 2 * keys), matrix("v", d.hidden, values), matrix("slots", d.hidden, heads * slots)]
+    extra += [matrix("gate", d.hidden, values)] if gated else []
     norm = vector("norm", d.affine(v if gated else values) or 1)
-    return CustomSpec(label="slot attention", kernel_flops=scan, extra=(*extra, norm, _w("out", values, d.hidden)))
+    return CustomSpec(label="slot attention", kernel_flops=scan, extra=(*extra, norm, matrix("out", values, d.hidden)))
 
 
 def _rwkv6(d: Fla) -> LinearAttentionSpec:
@@ -279,7 +262,7 @@ def _rwkv6(d: Fla) -> LinearAttentionSpec:
     own = vector("shift_bonus_norm", 6 * h + keys + values)  # one shift, five biases, the bonus, the norm's biases
     return LinearAttentionSpec(
         num_heads=heads, key_head_dim=keys // heads, value_head_dim=values // heads, norm_size=values, chunk=CHUNK,
-        extra=(_w("shift_down", h, rank), _w("shift_up", rank, h), *decay, own),
+        extra=(matrix("shift_down", h, rank), matrix("shift_up", rank, h), *decay, own),
     )  # fmt: skip
 
 
@@ -310,8 +293,8 @@ def _product(d: Fla) -> DeltaSpec:
     if steps == 1:
         return base
     keys, values = base.num_value_heads * base.key_head_dim, base.num_value_heads * base.value_head_dim
-    conv = WeightSpec(name="more_conv", kind="conv", inputs=max(1, base.conv_kernel), outputs=(steps - 1) * (keys + values))
-    more = _w("more_steps", d.hidden, (steps - 1) * (keys + values + base.num_value_heads))
+    conv = depthwise("more_conv", max(1, base.conv_kernel), (steps - 1) * (keys + values))
+    more = matrix("more_steps", d.hidden, (steps - 1) * (keys + values + base.num_value_heads))
     return base.model_copy(update={"extra": (more, conv) if base.conv_kernel else (more,)})
 
 
@@ -338,9 +321,3 @@ MIXERS: Final[dict[str, Callable[[Fla], BranchSpec]]] = {
     "gated_deltaproduct": _product, "comba": _comba, "kda": _kda,
 }  # fmt: skip
 """Model type -> its recurrence."""
-
-FLA_READERS: Final[dict[str, type[Decoder]]] = {
-    **dict.fromkeys(MIXERS, Fla),
-    "retnet": RetNet, "hgrn": Hgrn, "hgrn2": Hgrn, "rwkv6": Rwkv6, "rwkv7": Rwkv7, "mla": FlaLatent, "samba": Samba,
-    "transformer": FlaTransformer, "forgetting_transformer": FlaTransformer, "stickbreaking_attn": FlaTransformer,
-}  # fmt: skip

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from simpar.model.decoder import Decoder, Weights
-from simpar.model.pieces import vector
-from simpar.specs.mixers import BranchSpec, ExpertsSpec, WeightSpec
+from simpar.model.pieces import lookup, matrix, vector
+from simpar.specs.mixers import BranchSpec, ExpertsSpec
 
 
 class Gemma3n(Decoder):
@@ -16,9 +16,6 @@ class Gemma3n(Decoder):
     settled: ClassVar[tuple[str, ...]] = (
         "activation_sparsity_pattern", "altup_active_idx", "altup_correct_scale", "altup_lr_multiplier", "query_pre_attn_scalar",
     )  # fmt: skip
-
-    def layer_type(self, i: int) -> str:
-        return "full_attention" if (i + 1) % 5 == 0 else "sliding_attention"
 
     def intermediate(self, i: int) -> int:
         width = self.k.get("intermediate_size", default=16384)
@@ -32,13 +29,13 @@ class Gemma3n(Decoder):
         h, rank, n = self.hidden, self.k.number("laurel_rank"), self.k.number("altup_num_inputs")
         altup = (
             vector("altup_scale_and_norm", 2 * h),
-            WeightSpec(name="altup_correction", inputs=n, outputs=n),
-            WeightSpec(name="altup_prediction", inputs=n, outputs=n * n),
-            WeightSpec(name="altup_router", inputs=h, outputs=n),
+            matrix("altup_correction", n, n),
+            matrix("altup_prediction", n, n * n),
+            matrix("altup_router", h, n),
         )
         laurel = (
-            WeightSpec(name="laurel_left", inputs=h, outputs=rank),
-            WeightSpec(name="laurel_right", inputs=rank, outputs=h),
+            matrix("laurel_left", h, rank),
+            matrix("laurel_right", rank, h),
             vector("laurel_norm", h),
         )
         return (*altup, *laurel, *per_layer_inputs(self))
@@ -47,8 +44,8 @@ class Gemma3n(Decoder):
         h, n = self.hidden, self.k.number("altup_num_inputs")
         return (
             *per_layer_embeddings(self),
-            WeightSpec(name="altup_projections", inputs=h, outputs=h, copies=n - 1),
-            WeightSpec(name="altup_unembed_projections", inputs=h, outputs=h, copies=n - 1),
+            matrix("altup_projections", h, h, copies=n - 1),
+            matrix("altup_unembed_projections", h, h, copies=n - 1),
         )
 
 
@@ -66,8 +63,8 @@ def per_layer_inputs(d: Decoder) -> Weights:
     if not width:
         return ()
     return (
-        WeightSpec(name="per_layer_gate", inputs=d.hidden, outputs=width),
-        WeightSpec(name="per_layer_projection", inputs=width, outputs=d.hidden),
+        matrix("per_layer_gate", d.hidden, width),
+        matrix("per_layer_projection", width, d.hidden),
         vector("per_layer_norm", d.hidden),
     )
 
@@ -79,8 +76,8 @@ def per_layer_embeddings(d: Decoder) -> Weights:
         return ()
     rows = d.k.number("vocab_size_per_layer_input", default=d.k.number("vocab_size"))
     return (
-        WeightSpec(name="per_layer_embedding", kind="lookup", inputs=rows, outputs=d.num_layers * width),
-        WeightSpec(name="per_layer_model_projection", inputs=d.hidden, outputs=d.num_layers * width),
+        lookup("per_layer_embedding", rows, d.num_layers * width),
+        matrix("per_layer_model_projection", d.hidden, d.num_layers * width),
         vector("per_layer_projection_norm", width),
     )
 
@@ -126,10 +123,3 @@ class Gemma4(Decoder):
 
     def stack_extra(self) -> Weights:
         return per_layer_embeddings(self)
-
-
-GEMMA_READERS: dict[str, type[Decoder]] = {
-    "gemma3n_text": Gemma3n,
-    "gemma4_text": Gemma4,
-    "gemma4_unified_text": Gemma4,
-}

@@ -14,6 +14,7 @@ from simpar.model.decoder import Decoder
 from simpar.model.diffusion import DIFFUSION_READERS
 from simpar.model.families import ALIASES, GENERAL, READERS, TABLE
 from simpar.model.forms import short
+from simpar.model.pieces import linear
 from simpar.model.projectors import joined_weight
 from simpar.model.remote import SPEECH, WORDS, deepseek_ocr
 from simpar.model.speech import CONFORMERS
@@ -194,7 +195,7 @@ def _whole(keys: Keys) -> ArchitectureSpec:
 
 def patch_embedding(inputs: int, text: Keys) -> WeightSpec:
     """A linear layer from pixels to the decoder's width; no text token meets it."""
-    return WeightSpec(name="patches", inputs=inputs, outputs=text.number("hidden_size"), bias=True, uses=0.0)
+    return linear("patches", inputs, text.number("hidden_size"), uses=0.0)
 
 
 def _text_keys(keys: Keys) -> Keys | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from simpar.model.decoder import Decoder, Weights
+from simpar.model.decoder import MAMBA, Decoder, Weights
 from simpar.model.family import Layout
-from simpar.model.pieces import vector
+from simpar.model.pieces import matrix, vector
 from simpar.specs.architecture import SublayerSpec
 from simpar.specs.mixers import (
     AttentionSpec,
@@ -20,8 +20,6 @@ from simpar.specs.mixers import (
     WeightSpec,
 )
 
-MAMBA = ("mamba", "mamba2", "linear_attention", "hybrid", "hybrid_mamba")
-
 
 class PureMamba(Decoder):
     """Mamba 1 and 2: one mixer per layer, no feed-forward."""
@@ -29,17 +27,17 @@ class PureMamba(Decoder):
     def layer_types(self) -> list[str]:
         return ["mamba"] * self.num_layers
 
-    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
-        return (mamba1(self, **({"inner_size": inner} if (inner := self.k.config.get("intermediate_size")) else {})),)
+    def recurrence(self, i: int) -> BranchSpec:
+        return mamba1(self, **({"inner_size": inner} if (inner := self.k.config.get("intermediate_size")) else {}))
 
     def feed_forward(self, i: int) -> tuple[BranchSpec, ...]:
         return ()
 
 
 class PureMamba2(PureMamba):
-    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
+    def recurrence(self, i: int) -> BranchSpec:
         norm = bool(self.k.get("rmsnorm", "rms_norm", default=True))
-        return (mamba2(self, heads=("num_heads",), head_dim=("head_dim",), out_norm=norm),)
+        return mamba2(self, heads=("num_heads",), head_dim=("head_dim",), out_norm=norm)
 
 
 def mamba1(d: Decoder, **changes: Any) -> Mamba1Spec:
@@ -81,10 +79,8 @@ class Jamba(Decoder):
         period, offset = self.k.number("attn_layer_period"), self.k.get("attn_layer_offset", default=0)
         return "full_attention" if i % period == offset else "mamba"
 
-    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
-        if self.types[i] not in MAMBA:
-            return super().mixer(i)
-        return (mamba1(self, inner_norms=True),)
+    def recurrence(self, i: int) -> BranchSpec:
+        return mamba1(self, inner_norms=True)
 
 
 class Mamba2Hybrid(Decoder):
@@ -101,15 +97,12 @@ class Mamba2Hybrid(Decoder):
             return ["full_attention" if i in attention else "mamba" for i in range(self.num_layers)]
         return super().layer_types()
 
-    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
-        return (mamba2(self),) if self.types[i] in MAMBA else super().mixer(i)
+    def recurrence(self, i: int) -> BranchSpec:
+        return mamba2(self)
 
 
 class GraniteHybrid(Mamba2Hybrid):
     """Granite 4: routed experts (where there are any) and a shared feed-forward in every layer."""
-
-    def expert_width(self) -> int:
-        return self.k.number("intermediate_size")
 
     def feed_forward(self, i: int) -> tuple[BranchSpec, ...]:
         if self.has_experts():
@@ -158,15 +151,16 @@ class NemotronH(Decoder):
     def sublayers(self, i: int) -> tuple[SublayerSpec, ...]:
         kind = self.types[i]
         branch: BranchSpec
-        if kind in MAMBA:
-            branch = mamba2(self, bias=bool(self.k.get("use_bias", "mamba_proj_bias", default=False)))
-        elif kind == "moe":
+        if kind == "moe":
             branch = self.experts(i)
         elif kind == "mlp":
             branch = self.mlp(i)
         else:
-            branch = self.attention(i)
+            (branch,) = self.mixer(i)
         return (SublayerSpec(branches=(branch,)),)
+
+    def recurrence(self, i: int) -> BranchSpec:
+        return mamba2(self, bias=bool(self.k.get("use_bias", "mamba_proj_bias", default=False)))
 
     def expert_fields(self, i: int) -> dict[str, Any]:
         fields = super().expert_fields(i)
@@ -201,13 +195,13 @@ class Zamba2(Decoder):
         """What one use of a shared block has of its own: adapters on its weights and a projection into the stream."""
         rank = self.k.number("adapter_rank", default=128)
         adapters = [
-            WeightSpec(name="adapter_down", inputs=self.hidden, outputs=rank),
-            WeightSpec(name="adapter_up", inputs=rank, outputs=2 * width),
-            WeightSpec(name="projection", inputs=self.hidden, outputs=self.hidden),
+            matrix("adapter_down", self.hidden, rank),
+            matrix("adapter_up", rank, 2 * width),
+            matrix("projection", self.hidden, self.hidden),
         ]
         if self.k.get("use_shared_attention_adapter", default=False):
-            adapters += [WeightSpec(name="qkv_adapter_down", inputs=wide, outputs=rank, copies=3)]
-            adapters += [WeightSpec(name="qkv_adapter_up", inputs=rank, outputs=head_columns, copies=3)]
+            adapters += [matrix("qkv_adapter_down", wide, rank, copies=3)]
+            adapters += [matrix("qkv_adapter_up", rank, head_columns, copies=3)]
         return tuple(adapters)
 
     def shared_block(self, use: int) -> list[SublayerSpec]:
@@ -220,7 +214,7 @@ class Zamba2(Decoder):
         head_dim = self.k.number("attention_head_dim", default=wide // heads)
         attention = AttentionSpec(
             num_heads=heads, num_key_value_heads=self.kv_heads, head_dim=head_dim, kv_hidden_size=wide,
-            extra=(WeightSpec(name="second_stream", inputs=wide - self.hidden, outputs=heads * head_dim),),
+            extra=(matrix("second_stream", wide - self.hidden, heads * head_dim),),
         )  # fmt: skip
         norms = (vector("norms", wide + self.hidden),)
         mlp = FeedForwardSpec(width=width, activation=self.activation())
@@ -256,7 +250,7 @@ class Zamba(Zamba2):
         return mamba1(self)
 
     def place(self, wide: int, width: int, head_columns: int) -> tuple[WeightSpec, ...]:
-        return (WeightSpec(name="projection", inputs=self.hidden, outputs=self.hidden),)
+        return (matrix("projection", self.hidden, self.hidden),)
 
 
 class Lfm(Decoder):
@@ -294,11 +288,9 @@ class Lfm(Decoder):
         width = int(factor * int(2 * width / 3))
         return multiple * (-(-width // multiple))
 
-    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
-        if self.types[i] != "conv":
-            return super().mixer(i)
+    def recurrence(self, i: int) -> BranchSpec:
         bias = bool(self.k.get("conv_bias", default=False))
-        return (ShortConvSpec(width=self.hidden, kernel=self.k.number("conv_L_cache", default=3), bias=bias),)
+        return ShortConvSpec(width=self.hidden, kernel=self.k.number("conv_L_cache", default=3), bias=bias)
 
 
 class Phi4Flash(Decoder):
@@ -314,7 +306,7 @@ class Phi4Flash(Decoder):
     def mixer(self, i: int) -> tuple[BranchSpec, ...]:
         inner, h = int(self.k.get("mamba_expand", default=2) * self.hidden), self.hidden
         if self.types[i] == "gated_memory":
-            pair = (WeightSpec(name="in", inputs=h, outputs=inner), WeightSpec(name="out", inputs=inner, outputs=h))
+            pair = (matrix("in", h, inner), matrix("out", inner, h))
             return (CustomSpec(label="gated memory", extra=pair),)
         if self.types[i] == "mamba":
             return (mamba1(self),)
@@ -335,31 +327,12 @@ class RecurrentGemma(Decoder):
         cycle = given or self.k.get("block_types", "_block_types", default=["recurrent", "recurrent", "attention"])
         return [cycle[i % len(cycle)] for i in range(self.num_layers)]
 
-    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
-        if "attention" in self.types[i]:
-            fields = self.attention_fields(i)
-            return (AttentionSpec(**{**fields, "window": self.k.number("attention_window_size"), "o_bias": True}),)
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        return {**super().attention_fields(i), "window": self.k.number("attention_window_size"), "o_bias": True}
+
+    def recurrence(self, i: int) -> BranchSpec:
         width = self.k.number("lru_width", default=self.hidden)
-        return (RecurrentSpec(width=width, num_heads=self.heads, conv_kernel=self.k.number("conv1d_width", default=4)),)
+        return RecurrentSpec(width=width, num_heads=self.heads, conv_kernel=self.k.number("conv1d_width", default=4))
 
     def intermediate(self, i: int) -> int:
         return self.k.number("intermediate_size") // 2
-
-
-HYBRID_READERS: dict[str, type[Decoder]] = {
-    "mamba": PureMamba,
-    "falcon_mamba": PureMamba,
-    "mamba2": PureMamba2,
-    "jamba": Jamba,
-    "bamba": Mamba2Hybrid,
-    "granitemoehybrid": GraniteHybrid,
-    "falcon_h1": FalconH1,
-    "nemotron_h": NemotronH,
-    "zamba": Zamba,
-    "zamba2": Zamba2,
-    "phi4flash": Phi4Flash,
-    "lfm2": Lfm,
-    "lfm2_moe": Lfm,
-    "lfm3": Lfm,
-    "recurrent_gemma": RecurrentGemma,
-}

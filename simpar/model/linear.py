@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 from simpar.model.decoder import Decoder, Weights
 from simpar.model.family import Layout
-from simpar.model.pieces import vector
+from simpar.model.pieces import linear, matrix, vector
 from simpar.specs.architecture import SublayerSpec
-from simpar.specs.mixers import BranchSpec, CustomSpec, DeltaSpec, LinearAttentionSpec, WeightSpec
+from simpar.specs.mixers import BranchSpec, CustomSpec, DeltaSpec, LinearAttentionSpec
 
 _KERNELS = ("short_conv_kernel_size", "linear_conv_kernel_dim")
 
@@ -25,17 +25,13 @@ class QwenNext(Decoder):
         fields = super().attention_fields(i)
         return {**fields, "gate_bias": fields["q_bias"] and fields["gate"] == "element"}
 
-    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
-        if self.types[i] != "linear_attention":
-            return super().mixer(i)
-        return (
-            DeltaSpec(
-                num_key_heads=self.k.number("linear_num_key_heads"),
-                num_value_heads=self.k.number("linear_num_value_heads"),
-                key_head_dim=self.k.number("linear_key_head_dim"),
-                value_head_dim=self.k.number("linear_value_head_dim"),
-                conv_kernel=self.k.number("linear_conv_kernel_dim", default=4),
-            ),
+    def recurrence(self, i: int) -> BranchSpec:
+        return DeltaSpec(
+            num_key_heads=self.k.number("linear_num_key_heads"),
+            num_value_heads=self.k.number("linear_num_value_heads"),
+            key_head_dim=self.k.number("linear_key_head_dim"),
+            value_head_dim=self.k.number("linear_value_head_dim"),
+            conv_kernel=self.k.number("linear_conv_kernel_dim", default=4),
         )
 
 
@@ -64,22 +60,15 @@ class JetNemotron(Decoder):
         names = {"jet": "linear_attention", "attn": "full_attention", "swa": "sliding_attention"}
         return [names.get(kind, kind) for kind in super().layer_types()]
 
-    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
-        if self.types[i] != "linear_attention":
-            return super().mixer(i)
+    def recurrence(self, i: int) -> BranchSpec:
         jet = self.k.get("efficient_attention_config", default={}).get("jet", {})
         heads, dim, kernel = jet.get("num_heads", 6), jet.get("head_dim", 256), jet.get("conv_size", 4)
         values = int(heads * dim * jet.get("expand_v", 2.0))
         inner = values // jet.get("dconv_generator_reduction", 8)
-        generator = (
-            WeightSpec(name="kernel_1", inputs=self.hidden, outputs=inner),
-            WeightSpec(name="kernel_2", inputs=inner, outputs=values * kernel, bias=True),
-        )
-        return (
-            DeltaSpec(
-                num_key_heads=heads, num_value_heads=heads, key_head_dim=dim, value_head_dim=values // heads, conv_kernel=0,
-                extra=generator,
-            ),
+        generator = (matrix("kernel_1", self.hidden, inner), linear("kernel_2", inner, values * kernel))
+        return DeltaSpec(
+            num_key_heads=heads, num_value_heads=heads, key_head_dim=dim, value_head_dim=values // heads, conv_kernel=0,
+            extra=generator,
         )  # fmt: skip
 
 
@@ -115,25 +104,16 @@ class KimiLinear(Decoder):
             return "full_attention" if (i + 1) % group == 0 or i >= self.num_layers // group * group else "linear_attention"
         return "full_attention" if i and i % 4 == 0 else "linear_attention"
 
-    def is_expert_layer(self, i: int) -> bool:
-        if not self.k.listed("mlp_layer_types") and self.k.get("first_k_dense_replace") is None:
-            return i >= 1 and self.has_experts()
-        return super().is_expert_layer(i)
-
-    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
-        if self.types[i] != "linear_attention":
-            return super().mixer(i)
+    def recurrence(self, i: int) -> BranchSpec:
         nested = self.linear is not self.k
         heads = self.linear.number("num_heads" if nested else "linear_num_heads", default=self.heads)
         dim = self.linear.number("head_dim" if nested else "linear_head_dim", default=self.head_dim)
         rank = dim if self.decay_rank_is_head else 0
         gate_rank = 0 if nested and self.linear.get("use_full_rank_gate", default=False) else rank
-        return (
-            DeltaSpec(
-                num_key_heads=heads, num_value_heads=heads, key_head_dim=dim, value_head_dim=dim,
-                conv_kernel=self.linear.number(*(_KERNELS if nested else reversed(_KERNELS)), default=4),
-                decay="channel", decay_rank=rank, gate_rank=gate_rank,
-            ),
+        return DeltaSpec(
+            num_key_heads=heads, num_value_heads=heads, key_head_dim=dim, value_head_dim=dim,
+            conv_kernel=self.linear.number(*(_KERNELS if nested else reversed(_KERNELS)), default=4),
+            decay="channel", decay_rank=rank, gate_rank=gate_rank,
         )  # fmt: skip
 
     def latent_fields(self, i: int) -> dict[str, Any]:
@@ -165,16 +145,12 @@ class BailingLinear(Decoder):
         group = self.k.number("layer_group_size", default=1)
         return "full_attention" if (i + 1) % group == 0 or i >= self.num_layers // group * group else "linear_attention"
 
-    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
-        if self.types[i] != "linear_attention":
-            return super().mixer(i)
+    def recurrence(self, i: int) -> BranchSpec:
         h, d = self.heads, self.head_dim
         kv = self.kv_heads if self.k.get("use_linear_gqa", default=False) else h
         norms = (vector("qk_norms", 2 * d),) if self.k.get("use_qk_norm", default=False) else ()
-        return (
-            LinearAttentionSpec(
-                num_heads=h, num_key_value_heads=kv, key_head_dim=d, value_head_dim=d, norm_size=h * d, chunk=64, extra=norms
-            ),
+        return LinearAttentionSpec(
+            num_heads=h, num_key_value_heads=kv, key_head_dim=d, value_head_dim=d, norm_size=h * d, chunk=64, extra=norms
         )
 
 
@@ -196,12 +172,10 @@ class MiniMaxHybrid(Decoder):
         )
         return 0
 
-    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
-        if self.types[i] != "linear_attention":
-            return super().mixer(i)
+    def recurrence(self, i: int) -> BranchSpec:
         h, d = self.heads, self.head_dim
         chunk = self.k.number("block_size", default=256)
-        return (LinearAttentionSpec(num_heads=h, key_head_dim=d, value_head_dim=d, norm_size=h * d, chunk=chunk),)
+        return LinearAttentionSpec(num_heads=h, key_head_dim=d, value_head_dim=d, norm_size=h * d, chunk=chunk)
 
 
 class Rwkv(Decoder):
@@ -211,25 +185,21 @@ class Rwkv(Decoder):
         return ["rwkv"] * self.num_layers
 
     def sublayers(self, i: int) -> tuple[SublayerSpec, ...]:
-        inner, width = (
-            self.k.number("attention_hidden_size", default=self.hidden),
-            self.k.number("intermediate_size", default=4 * self.hidden),
-        )
         h = self.hidden
+        inner, width = self.k.number("attention_hidden_size", default=h), self.k.number("intermediate_size", default=4 * h)
         time = CustomSpec(
             label="RWKV time mix",
             kernel_flops=7.0 * inner,
             extra=(
                 vector("decay_first", 2 * inner), vector("token_shift", 3 * h),
-                WeightSpec(name="key_value_receptance", inputs=h, outputs=3 * inner), WeightSpec(name="out", inputs=inner,
-                outputs=h),
+                matrix("key_value_receptance", h, 3 * inner), matrix("out", inner, h),
             ),
         )  # fmt: skip
         channel = CustomSpec(
             label="RWKV channel mix",
             extra=(
-                vector("token_shift", 2 * h), WeightSpec(name="key", inputs=h, outputs=width),
-                WeightSpec(name="receptance", inputs=h, outputs=h), WeightSpec(name="value", inputs=width, outputs=h),
+                vector("token_shift", 2 * h), matrix("key", h, width),
+                matrix("receptance", h, h), matrix("value", width, h),
             ),
         )  # fmt: skip
         return (SublayerSpec(branches=(time,)), SublayerSpec(branches=(channel,)))
@@ -250,33 +220,15 @@ class Xlstm(Decoder):
     def layer_types(self) -> list[str]:
         return ["mlstm"] * self.num_layers
 
-    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
+    def recurrence(self, i: int) -> BranchSpec:
         heads, h = self.k.number("num_heads"), self.hidden
         qk, v = int(h * self.k.get("qk_dim_factor", default=0.5)), int(h * self.k.get("v_dim_factor", default=1.0))
-        gates = WeightSpec(name="input_forget_gates", inputs=h, outputs=2 * heads, bias=True)
-        return (
-            LinearAttentionSpec(
-                num_heads=heads, key_head_dim=qk // heads, value_head_dim=v // heads, norm_size=v,
-                chunk=self.k.number("chunk_size", default=64), extra=(gates,),
-            ),
+        gates = linear("input_forget_gates", h, 2 * heads)
+        return LinearAttentionSpec(
+            num_heads=heads, key_head_dim=qk // heads, value_head_dim=v // heads, norm_size=v,
+            chunk=self.k.number("chunk_size", default=64), extra=(gates,),
         )  # fmt: skip
 
     def intermediate(self, i: int) -> int:
         multiple = self.k.number("ffn_round_up_to_multiple_of", default=64)
         return multiple * (-(-int(self.hidden * self.k.get("ffn_proj_factor", default=2.667)) // multiple))
-
-
-LINEAR_READERS: dict[str, type[Decoder]] = {
-    "qwen3_next": QwenNext,
-    "qwen3_5_text": QwenNext,
-    "lara_mini": LaraMini,
-    "jet_nemotron": JetNemotron,
-    "qwen3_5_moe_text": QwenNext,
-    "olmo_hybrid": OlmoHybrid,
-    "kimi_linear": KimiLinear,
-    "bailing_hybrid": BailingHybrid,
-    "bailing_moe_linear": BailingLinear,
-    "minimax": MiniMaxHybrid,
-    "rwkv": Rwkv,
-    "xlstm": Xlstm,
-}

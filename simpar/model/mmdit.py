@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simpar.model.config_keys import Keys
-from simpar.model.pieces import deal, encoder_attention, in_turn, vector
+from simpar.model.pieces import deal, encoder_attention, in_turn, linear, once, vector
 from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec
 from simpar.specs.mixers import AttentionSpec, ExpertsSpec, FeedForwardSpec, WeightSpec
 
@@ -11,13 +11,9 @@ TEXT_TOKENS = 512
 """Text tokens beside the image's: T5's length in FLUX and Wan."""
 
 
-def weight(name: str, inputs: int, outputs: int, uses: float | None = None, bias: bool = True) -> WeightSpec:
-    return WeightSpec(name=name, inputs=inputs, outputs=outputs, bias=bias, uses=uses)
-
-
 def embedder(name: str, inputs: int, h: int) -> tuple[WeightSpec, ...]:
     """Two layers on a vector per sample (time, guidance, pooled text)."""
-    return (weight(f"{name}_1", inputs, h, 0.0), weight(f"{name}_2", h, h, 0.0))
+    return (once(f"{name}_1", inputs, h), once(f"{name}_2", h, h))
 
 
 class MMDiT:
@@ -54,7 +50,7 @@ class MMDiT:
         norms = self.qk_norm()
         extra = [vector("qk_norm", 2 * d)] if norms else []
         if text_stream:
-            extra += [weight("text_qkv", h, 3 * h, 0.0, bias)] + ([] if last else [weight("text_out", h, h, 0.0, bias)])
+            extra += [once("text_qkv", h, 3 * h, bias=bias)] + ([] if last else [once("text_out", h, h, bias=bias)])
             extra += [vector("text_qk_norm", 2 * d)] if norms else []
         joint, own = self.text_tokens(), tuple(extra)
         return encoder_attention(self.heads, h, bias=bias, o_bias=text_stream and bias, joint_keys=joint, extra=own)
@@ -65,7 +61,7 @@ class MMDiT:
     def double(self, i: int) -> LayerSpec:
         h, wide = self.hidden, self.width * (2 if self.gated else 1)
         last = self.text_ends() and i == self.num_double - 1
-        text = () if last else (weight("text_up", h, wide, 0.0, self.bias), weight("text_down", self.width, h, 0.0, self.bias))
+        text = () if last else (once("text_up", h, wide, bias=self.bias), once("text_down", self.width, h, bias=self.bias))
         steps = in_turn(*self.mixers(i, last), self.mlp(*text), norm="none")
         return LayerSpec(sublayers=steps, extra=self.modulation(i, last))
 
@@ -78,18 +74,12 @@ class MMDiT:
 
     def modulation(self, i: int, last: bool) -> tuple[WeightSpec, ...]:
         h = self.hidden
-        return (
-            (weight("modulation", h, 6 * h, 0.0), weight("text_modulation", h, (2 if last else 6) * h, 0.0))
-            if self.modulated
-            else ()
-        )
+        return (once("modulation", h, 6 * h), once("text_modulation", h, (2 if last else 6) * h)) if self.modulated else ()
 
     def single(self) -> LayerSpec:
         """Attention and feed-forward side by side, one output matrix over both."""
         step = SublayerSpec(branches=(self.attention(False), self.mlp()), norm="none")
-        return LayerSpec(
-            sublayers=(step,), extra=(weight("modulation", self.hidden, 3 * self.hidden, 0.0),) if self.modulated else ()
-        )
+        return LayerSpec(sublayers=(step,), extra=(once("modulation", self.hidden, 3 * self.hidden),) if self.modulated else ())
 
     def ends(self) -> list[WeightSpec]:
         """Patches in and out, the text's projection, the last modulation."""
@@ -98,8 +88,8 @@ class MMDiT:
         out = k.get("out_channels", default=channels)
         k.get("disable_guidance_embedder", "input_dim")
         return [
-            weight("image_in", channels, h, bias=self.bias), weight("text_in", k.number("joint_attention_dim"), h, 0.0, self.bias),
-            weight("out_modulation", h, 2 * h, 0.0, self.bias), weight("out", h, patch * patch * out, bias=self.bias),
+            linear("image_in", channels, h, bias=self.bias), once("text_in", k.number("joint_attention_dim"), h, bias=self.bias),
+            once("out_modulation", h, 2 * h, bias=self.bias), linear("out", h, patch * patch * out, bias=self.bias),
         ]  # fmt: skip
 
     def outside(self) -> list[WeightSpec]:
@@ -141,11 +131,11 @@ class Chroma(MMDiT):
             k.number("approximator_layers"),
         )
         made = [
-            weight("guidance_in", inside, wide, 0.0),
-            weight("guidance_out", wide, h, 0.0),
+            once("guidance_in", inside, wide),
+            once("guidance_out", wide, h),
             vector("guidance_norms", depth * wide),
         ]
-        made += [weight(f"guidance_{n}", wide, wide, 0.0) for n in range(2 * depth)]
+        made += [once(f"guidance_{n}", wide, wide) for n in range(2 * depth)]
         return [w for w in self.ends() if w.name != "out_modulation"] + made
 
 
@@ -161,7 +151,7 @@ class Flux2(MMDiT):
         k.get("rope_theta")
         plain = {"uses": 0.0, "bias": False}
         made = [*embedder("time", time, h), *(embedder("guidance", time, h) if k.get("guidance_embeds", default=True) else ())]
-        made += [weight("double_modulation", h, 12 * h), weight("single_modulation", h, 3 * h)]
+        made += [linear("double_modulation", h, 12 * h), linear("single_modulation", h, 3 * h)]
         return [*self.ends(), *(w.model_copy(update=plain) for w in made)]
 
     @property
@@ -194,8 +184,8 @@ class SD3(MMDiT):
     def modulation(self, i: int, last: bool) -> tuple[WeightSpec, ...]:
         h = self.hidden
         return (
-            weight("modulation", h, (9 if self.dual(i) else 6) * h, 0.0),
-            weight("text_modulation", h, (2 if last else 6) * h, 0.0),
+            once("modulation", h, (9 if self.dual(i) else 6) * h),
+            once("text_modulation", h, (2 if last else 6) * h),
         )
 
     def ends(self) -> list[WeightSpec]:
@@ -203,8 +193,8 @@ class SD3(MMDiT):
         k.get("caption_projection_dim", "pos_embed_max_size")
         patch, channels = k.number("patch_size", default=2), k.number("in_channels", default=16)
         return [
-            weight("image_in", channels * patch * patch, h), weight("text_in", k.number("joint_attention_dim"), h, 0.0),
-            weight("out_modulation", h, 2 * h, 0.0), weight("out", h, patch * patch * k.get("out_channels", default=channels)),
+            linear("image_in", channels * patch * patch, h), once("text_in", k.number("joint_attention_dim"), h),
+            once("out_modulation", h, 2 * h), linear("out", h, patch * patch * k.get("out_channels", default=channels)),
         ]  # fmt: skip
 
 
@@ -217,22 +207,22 @@ class HunyuanVideo(MMDiT):
         k.get("rope_theta", "image_condition_type")
         volume = k.number("patch_size", default=2) ** 2 * k.number("patch_size_t", default=1)
         return [
-            weight("image_in", k.number("in_channels") * volume, h), weight("out_modulation", h, 2 * h, 0.0),
-            weight("out", h, volume * k.number("out_channels")),
+            linear("image_in", k.number("in_channels") * volume, h), once("out_modulation", h, 2 * h),
+            linear("out", h, volume * k.number("out_channels")),
         ]  # fmt: skip
 
     def outside(self) -> list[WeightSpec]:
         k, h = self.k, self.hidden
         text, wide = k.number("text_embed_dim"), self.width
-        refiner = [weight("text_in", text, h, 0.0), *embedder("refiner_time", 256, h), *embedder("refiner_text", text, h)]
+        refiner = [once("text_in", text, h), *embedder("refiner_time", 256, h), *embedder("refiner_text", text, h)]
         for n in range(k.number("num_refiner_layers", default=2)):
             refiner += [
-                weight(f"refiner_{n}_qkv", h, 3 * h, 0.0),
-                weight(f"refiner_{n}_out", h, h, 0.0),
+                once(f"refiner_{n}_qkv", h, 3 * h),
+                once(f"refiner_{n}_out", h, h),
                 vector(f"refiner_{n}_norms", 4 * h),
             ]
-            refiner += [weight(f"refiner_{n}_up", h, wide, 0.0), weight(f"refiner_{n}_down", wide, h, 0.0)]
-            refiner.append(weight(f"refiner_{n}_modulation", h, 2 * h, 0.0))
+            refiner += [once(f"refiner_{n}_up", h, wide), once(f"refiner_{n}_down", wide, h)]
+            refiner.append(once(f"refiner_{n}_modulation", h, 2 * h))
         return [*super().outside(), *refiner]
 
 
@@ -260,9 +250,9 @@ class HiDream(MMDiT):
         if experts := k.get("num_routed_experts", default=4):
             chosen = k.number("num_activated_experts", default=2)
             feed = ExpertsSpec(num_experts=experts, num_experts_per_tok=chosen, width=width, shared_width=self.inner(2 * h))
-        extra = [weight("modulation", h, (12 if text_stream else 6) * h, 0.0)]
+        extra = [once("modulation", h, (12 if text_stream else 6) * h)]
         if text_stream:
-            extra += [weight("text_up", h, 2 * width, 0.0, False), weight("text_down", width, h, 0.0, False)]
+            extra += [once("text_up", h, 2 * width, bias=False), once("text_down", width, h, bias=False)]
         steps = in_turn(self.joint(text_stream), feed, norm="none")
         return LayerSpec(sublayers=steps, extra=tuple(extra))
 
@@ -277,11 +267,11 @@ class HiDream(MMDiT):
         k.get("llama_layers", "max_resolution", "force_inference_output")
         patch, channels = k.number("patch_size", default=2), k.number("in_channels", default=16)
         last, each = k.get("caption_channels", default=[4096, 4096])
-        texts = [weight("text_in", last, h, 0.0, False)]
-        texts += [weight(f"text_in_{n}", each, h, 0.0, False) for n in range(self.num_double + self.num_single)]
+        texts = [once("text_in", last, h, bias=False)]
+        texts += [once(f"text_in_{n}", each, h, bias=False) for n in range(self.num_double + self.num_single)]
         return [
-            weight("image_in", channels * patch * patch, h), weight("out_modulation", h, 2 * h, 0.0),
-            weight("out", h, patch * patch * int(k.get("out_channels") or channels)), *texts, *embedder("time", 256, h),
+            linear("image_in", channels * patch * patch, h), once("out_modulation", h, 2 * h),
+            linear("out", h, patch * patch * int(k.get("out_channels") or channels)), *texts, *embedder("time", 256, h),
             *embedder("pooled_text", k.number("text_emb_dim", default=2048), h),
         ]  # fmt: skip
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from simpar.model.decoder import Decoder, Weights
 from simpar.model.family import Layout
-from simpar.model.pieces import vector
+from simpar.model.pieces import matrix, vector
 from simpar.specs.architecture import LayerSpec
 from simpar.specs.mixers import BranchSpec, ExpertsSpec, FeedForwardSpec, WeightSpec
 
@@ -96,8 +96,8 @@ class Opt(Decoder):
         if width == self.hidden:
             return ()
         return (
-            WeightSpec(name="project_in", inputs=width, outputs=self.hidden, uses=1.0),
-            WeightSpec(name="project_out", inputs=self.hidden, outputs=width, uses=1.0),
+            matrix("project_in", width, self.hidden, uses=1.0),
+            matrix("project_out", self.hidden, width, uses=1.0),
         )
 
     def layout(self, i: int) -> Layout:
@@ -232,11 +232,3 @@ class Grok(Decoder):
     def feed_forward(self, i: int) -> tuple[BranchSpec, ...]:
         dense = (self.mlp(i),) if self.k.get("residual_moe", default=False) else ()
         return (*dense, self.experts(i))
-
-
-OLDER_READERS: dict[str, type[Decoder]] = {
-    "chatglm": ChatGlm, "qwen": Qwen1, "openelm": OpenElm, "deci": DeciLm, "arctic": Arctic, "grok-1": Grok,
-    "gpt_neo": GptNeo, "gpt_bigcode": GptBigCode, "falcon": Falcon, "mpt": Mpt, "dbrx": Dbrx, "opt": Opt,
-    "gpt_neox": GptNeox, "gpt_neox_japanese": GptNeoxJapanese, "stablelm": StableLm, "cohere": Cohere, "cohere2": Cohere,
-    "cohere2_moe": Cohere, "cohere_compass_text": Cohere,
-}  # fmt: skip

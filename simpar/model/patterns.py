@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from simpar.model.decoder import Decoder, Weights
-from simpar.model.pieces import vector
+from simpar.model.pieces import linear, matrix, vector
 from simpar.specs.mixers import AttentionSpec, BranchSpec, CustomSpec, ExpertsSpec, FeedForwardSpec, WeightSpec
 
 
@@ -16,17 +16,6 @@ class Llama4(Decoder):
         marks = self.k.listed("no_rope_layers")
         every = self.k.get("no_rope_layer_interval", default=4)
         return "chunked_attention" if (marks[i] if marks else (i + 1) % every) else "full_attention"
-
-    def is_expert_layer(self, i: int) -> bool:
-        listed = self.k.listed("moe_layers")
-        step = self.k.get("interleave_moe_layer_step", default=1)
-        return i in listed if listed else (i + 1) % step == 0
-
-    def intermediate(self, i: int) -> int:
-        return self.k.number("intermediate_size_mlp", "intermediate_size")
-
-    def expert_width(self) -> int:
-        return self.k.number("intermediate_size")
 
     def shared_width(self, width: int) -> int:
         return width
@@ -39,11 +28,6 @@ class MimoV2(Decoder):
         if self.k.listed("hybrid_layer_pattern"):
             return super().layer_type(i)
         return "full_attention" if i == 0 or (i + 1) % 6 == 0 else "sliding_attention"
-
-    def is_expert_layer(self, i: int) -> bool:
-        if not self.k.listed("mlp_layer_types") and not self.k.listed("moe_layer_freq"):
-            return i > 0
-        return super().is_expert_layer(i)
 
     def shared_width(self, width: int) -> int:
         self.k.meet("n_shared_experts", self.k.get("n_shared_experts", default=0), 0, "the number that its class builds")
@@ -130,7 +114,7 @@ class NemotronNas(Decoder):
         return "linear" if block.get("replace_with_linear") else "own"
 
     def replaced(self) -> CustomSpec:
-        return CustomSpec(label="linear", extra=(WeightSpec(name="linear", inputs=self.hidden, outputs=self.hidden),))
+        return CustomSpec(label="linear", extra=(matrix("linear", self.hidden, self.hidden),))
 
     def mixer(self, i: int) -> tuple[BranchSpec, ...]:
         kept = self.part(i, "attention")
@@ -177,10 +161,10 @@ class JetMoe(Decoder):
         d, kv = self.k.number("kv_channels"), self.k.number("num_key_value_heads")
         q = d * kv
         extra = (
-            WeightSpec(name="router", inputs=self.hidden, outputs=e),
-            WeightSpec(name="q_experts", inputs=self.hidden, outputs=q, copies=e, uses=float(per)),
-            WeightSpec(name="out_experts", inputs=q, outputs=self.hidden, copies=e, uses=float(per)),
-            WeightSpec(name="kv", inputs=self.hidden, outputs=2 * q),
+            matrix("router", self.hidden, e),
+            matrix("q_experts", self.hidden, q, copies=e, uses=float(per)),
+            matrix("out_experts", q, self.hidden, copies=e, uses=float(per)),
+            matrix("kv", self.hidden, 2 * q),
             vector("bias", self.hidden),
         )
         return (CustomSpec(label=f"attention with {e} experts", attention_columns=2 * q * per, extra=extra),)
@@ -264,8 +248,8 @@ class ErnieVl(Decoder):
         fields, widths = super().expert_fields(i), self.k.get("moe_intermediate_size")
         counts = self.k.get("moe_num_experts")
         number = counts[-1] if isinstance(counts, list) else counts
-        vision = WeightSpec(name="vision_experts", inputs=self.hidden, outputs=3 * widths[-1], copies=number, uses=0.0)
-        router = WeightSpec(name="vision_router", inputs=self.hidden, outputs=number, uses=0.0)
+        vision = matrix("vision_experts", self.hidden, 3 * widths[-1], copies=number, uses=0.0)
+        router = matrix("vision_router", self.hidden, number, uses=0.0)
         return {**fields, "extra": (vision, router, vector("vision_router_bias", number))}
 
 
@@ -290,7 +274,7 @@ class Doge(Decoder):
 
     def attention_extra(self, i: int) -> Weights:
         bias = self.flag("attention_bias")
-        mask = WeightSpec(name="dynamic_mask", inputs=self.kv_heads * self.head_dim, outputs=self.kv_heads, bias=bias)
+        mask = linear("dynamic_mask", self.kv_heads * self.head_dim, self.kv_heads, bias=bias)
         return (mask, vector("mask_scale", self.kv_heads))
 
     def has_experts(self) -> bool:
@@ -302,31 +286,9 @@ class Doge(Decoder):
         if not self.has_experts():
             return (mlp,)
         number, chosen = self.k.number("num_experts"), self.k.number("num_experts_per_tok")
-        router = WeightSpec(name="router", inputs=self.hidden, outputs=2 * int(number**0.5))
+        router = matrix("router", self.hidden, 2 * int(number**0.5))
         pools = (WeightSpec(name=n, inputs=self.hidden, copies=number, uses=float(chosen)) for n in ("down", "up"))
         return (mlp.model_copy(update={"extra": (*mlp.extra, router, *pools)}),)
 
     def layer_extra(self, i: int) -> Weights:
         return (vector("residuals", 2 * self.hidden),)
-
-
-PATTERN_READERS: dict[str, type[Decoder]] = {
-    "llama4_text": Llama4,
-    "mimo_v2_flash": MimoV2,
-    "step3p7": Step,
-    "step3p5": Step,
-    "laguna": Laguna,
-    "nemotron-nas": NemotronNas,
-    "mllama_text_model": MllamaText,
-    "jetmoe": JetMoe,
-    "bitnet": BitNet,
-    "diffllama": DiffLlama,
-    "doge": Doge,
-    "hunyuan_v1_dense": HunyuanDense,
-    "hunyuan_v1_moe": HunyuanMoe,
-    "beam": Beam,
-    "hunyuan": Hunyuan,
-    "ernie4_5_vl_moe_text": ErnieVl,
-    "molmo2_text": Molmo2,
-    "hy_v3": HyV3,
-}

@@ -19,6 +19,31 @@ def vector(name: str, size: int) -> WeightSpec:
     return WeightSpec(name=name, kind="vector", outputs=size)
 
 
+def matrix(name: str, inputs: int, outputs: int, **more: Any) -> WeightSpec:
+    """A product without a bias; `more`: copies and uses, as in WeightSpec."""
+    return WeightSpec(name=name, inputs=inputs, outputs=outputs, **more)
+
+
+def linear(name: str, inputs: int, outputs: int, **more: Any) -> WeightSpec:
+    """A product with a bias, unless `more` says otherwise."""
+    return matrix(name, inputs, outputs, **{"bias": True, **more})
+
+
+def once(name: str, inputs: int, outputs: int, *, bias: bool = True) -> WeightSpec:
+    """A product that a sample meets, and none of its tokens."""
+    return matrix(name, inputs, outputs, bias=bias, uses=0.0)
+
+
+def lookup(name: str, rows: int, width: int, copies: int = 1) -> WeightSpec:
+    """A table that is read by index."""
+    return WeightSpec(name=name, kind="lookup", inputs=rows, outputs=width, copies=copies)
+
+
+def depthwise(name: str, taps: int, channels: int, **more: Any) -> WeightSpec:
+    """A convolution of each channel by itself."""
+    return WeightSpec(name=name, kind="conv", inputs=taps, outputs=channels, **more)
+
+
 def in_turn(*branches: BranchSpec, **step: Any) -> tuple[SublayerSpec, ...]:
     """Residual steps of one branch each; `step`: fields that all of them have."""
     return tuple(SublayerSpec(branches=(branch,), **step) for branch in branches)

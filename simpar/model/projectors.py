@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from simpar.model.config_keys import Keys
+from simpar.model.pieces import linear, lookup, matrix, vector
 from simpar.model.pieces import norm_extra as norm
-from simpar.model.pieces import vector
 from simpar.specs.mixers import NormKind, WeightSpec
 
 Weights = tuple[WeightSpec, ...]
@@ -17,12 +17,8 @@ Projector = Callable[[Keys, Keys, int, int], Weights]
 Extra = Callable[[Keys, int], Weights]
 
 
-def linear(name: str, inputs: int, outputs: int, bias: bool = True, copies: int = 1) -> WeightSpec:
-    return WeightSpec(name=name, inputs=inputs, outputs=outputs, bias=bias, copies=copies)
-
-
 def mlp2(name: str, inputs: int, inner: int, outputs: int, bias: bool = True) -> tuple[WeightSpec, ...]:
-    return (linear(f"{name}_1", inputs, inner, bias), linear(f"{name}_2", inner, outputs, bias))
+    return (linear(f"{name}_1", inputs, inner, bias=bias), linear(f"{name}_2", inner, outputs, bias=bias))
 
 
 def joined_weight(weight: WeightSpec, joined: int) -> WeightSpec:
@@ -94,19 +90,19 @@ def kimi_positions(k: Keys, h: int) -> Weights:
 
 def gemma3(file: Keys, k: Keys, h: int, text: int) -> Weights:
     file.get("mm_tokens_per_image")
-    return (linear("projector", h, text, False), norm("projector_norm", "rmsnorm", h))
+    return (matrix("projector", h, text), norm("projector_norm", "rmsnorm", h))
 
 
 def gemma3n_embedder(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """Gemma 3n: a table of hard words beside what the encoder gives, a norm for each, one matrix."""
     k.get("vocab_offset")
     file.get("vision_soft_tokens_per_image", "audio_soft_tokens_per_image")
-    words = WeightSpec(name="hard_words", kind="lookup", inputs=k.number("vocab_size", default=128), outputs=h)
-    return (words, norm("embedder_norms", "rmsnorm", 2 * h), linear("projector", h, text, False))
+    words = lookup("hard_words", k.number("vocab_size", default=128), h)
+    return (words, norm("embedder_norms", "rmsnorm", 2 * h), matrix("projector", h, text))
 
 
 def one(bias: bool) -> Projector:
-    return lambda file, k, h, text: (linear("projector", h, text, bias),)
+    return lambda file, k, h, text: (linear("projector", h, text, bias=bias),)
 
 
 def gemma4_positions(k: Keys, h: int) -> Weights:
@@ -120,9 +116,9 @@ def llama4(file: Keys, k: Keys, h: int, text: int) -> Weights:
     k.get("pixel_shuffle_ratio")
     out = k.number("projector_output_dim", default=4096)
     return (
-        linear("adapter_1", wide, k_inner, False),
-        linear("adapter_2", out, out, False),
-        linear("projector", k.number("vision_output_dim", default=out), text, False),
+        matrix("adapter_1", wide, k_inner),
+        matrix("adapter_2", out, out),
+        matrix("projector", k.number("vision_output_dim", default=out), text),
     )
 
 
@@ -130,7 +126,7 @@ def mistral3(file: Keys, k: Keys, h: int, text: int) -> Weights:
     merge = file.number("spatial_merge_size", default=2)
     bias = bool(file.get("multimodal_projector_bias", default=False))
     return (
-        norm("projector_norm", "rmsnorm", h), linear("patch_merger", h * merge * merge, h, False),
+        norm("projector_norm", "rmsnorm", h), matrix("patch_merger", h * merge * merge, h),
         *mlp2("projector", h, text, text, bias),
     )  # fmt: skip
 
@@ -144,14 +140,14 @@ def _glm(k: Keys, h: int, text: int, width: Callable[[int], int]) -> Weights:
     out, merge = k.number("out_hidden_size", default=text), k.number("spatial_merge_size", default=2)
     inner = width(out)
     return (
-        linear("downsample", h * merge * merge, out), linear("merger", out, out, False), norm("merger_norm", "layernorm", out),
-        linear("merger_gate_up", out, 2 * inner, False), linear("merger_down", inner, out, False),
+        linear("downsample", h * merge * merge, out), matrix("merger", out, out), norm("merger_norm", "layernorm", out),
+        matrix("merger_gate_up", out, 2 * inner), matrix("merger_down", inner, out),
     )  # fmt: skip
 
 
 def idefics3(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """Pixel shuffle by scale_factor, one matrix."""
-    return (linear("projector", h * file.number("scale_factor", "pixel_shuffle_factor", default=2) ** 2, text, False),)
+    return (matrix("projector", h * file.number("scale_factor", "pixel_shuffle_factor", default=2) ** 2, text),)
 
 
 def ultravbert(file: Keys, k: Keys, h: int, text: int) -> Weights:
@@ -207,7 +203,11 @@ def mllama_projector(file: Keys, k: Keys, h: int, text: int) -> Weights:
 def step3(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """Two convolutions of 3 x 3 that double the channels, then a projector."""
     bias = bool(file.get("projector_bias", default=False))
-    return (linear("downsample_1", 9 * h, 2 * h), linear("downsample_2", 18 * h, 4 * h), linear("projector", 4 * h, text, bias))
+    return (
+        linear("downsample_1", 9 * h, 2 * h),
+        linear("downsample_2", 18 * h, 4 * h),
+        linear("projector", 4 * h, text, bias=bias),
+    )
 
 
 def minimax_m3(file: Keys, k: Keys, h: int, text: int) -> Weights:
@@ -289,7 +289,7 @@ def muse(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """2 x 2 patches into channels, an adapter of two layers, a projection; no biases."""
     wide, width = file.number("out_hidden_size", default=4 * h), file.number("projector_hidden_size", default=4096)
     k.get("merge_size")
-    return (*mlp2("adapter", wide, width, width, False), linear("projector", width, text, False))
+    return (*mlp2("adapter", wide, width, width, False), matrix("projector", width, text))
 
 
 def glm_narrow(file: Keys, k: Keys, h: int, text: int) -> Weights:
@@ -312,7 +312,7 @@ def ovis2(file: Keys, k: Keys, h: int, text: int) -> Weights:
     k.get("tokenize_function")
     words, width = k.number("vocab_size"), file.number("hidden_size", default=text)
     rows = words - k.number("num_visual_indicator_tokens", default=5)
-    head = linear("visual_head", h * k.number("hidden_stride", default=1) ** 2, rows, False)
+    head = matrix("visual_head", h * k.number("hidden_stride", default=1) ** 2, rows)
     return (head, norm("visual_head_norm", "layernorm", rows), vector("visual_words", words * width))
 
 
@@ -323,9 +323,9 @@ def aria(file: Keys, k: Keys, h: int, text: int) -> Weights:
     text_keys = file.config.get("text_config", {})
     width = text_keys.get("projector_hidden_size") or text_keys.get("hidden_size", text)
     return (
-        vector("queries", inner * h), linear("projections", h, h, False, copies=3), linear("attention", h, 3 * h),
-        linear("attention_out", h, h, copies=2), norm("norms", "layernorm", 3 * h), linear("up", h, width, False),
-        linear("down", width, text, False),
+        vector("queries", inner * h), matrix("projections", h, h, copies=3), linear("attention", h, 3 * h),
+        linear("attention_out", h, h, copies=2), norm("norms", "layernorm", 3 * h), matrix("up", h, width),
+        matrix("down", width, text),
     )  # fmt: skip
 
 
@@ -338,12 +338,12 @@ def perceiver(file: Keys, k: Keys, h: int, text: int) -> Weights:
     kv = p.number("num_key_value_heads", default=4)
     p.get("hidden_size", "rms_norm_eps", "qk_layer_norms_perceiver")
     blocks = (
-        norm("perceiver_norms", "rmsnorm", 3 * depth * text), linear("perceiver_q", text, heads * dim, False, copies=depth),
-        linear("perceiver_kv", text, 2 * kv * dim, False, copies=depth),
-        linear("perceiver_out", heads * dim, text, False, copies=depth),
-        linear("perceiver_up", text, 8 * text, False, copies=depth), linear("perceiver_down", 4 * text, text, False, copies=depth),
+        norm("perceiver_norms", "rmsnorm", 3 * depth * text), matrix("perceiver_q", text, heads * dim, copies=depth),
+        matrix("perceiver_kv", text, 2 * kv * dim, copies=depth),
+        matrix("perceiver_out", heads * dim, text, copies=depth),
+        matrix("perceiver_up", text, 8 * text, copies=depth), matrix("perceiver_down", 4 * text, text, copies=depth),
     )  # fmt: skip
-    gated = (linear("up", h, 2 * width, False), linear("down", width, text, False))
+    gated = (matrix("up", h, 2 * width), matrix("down", width, text))
     return (*gated, vector("latents", latents * text), *blocks, norm("perceiver_norm", "rmsnorm", text))
 
 
@@ -356,8 +356,8 @@ def molmo2(file: Keys, k: Keys, h: int, text: int) -> Weights:
     inside, out = a.number("hidden_size", default=h), a.number("text_hidden_size", default=text)
     bias, h = bool(a.get("attention_bias", default=True)), inside
     return (
-        linear("pooling_qkv", layers * h, (heads + 2 * kv) * dim, bias), linear("pooling_out", heads * dim, inside, bias),
-        linear("up", inside, 2 * width, False), linear("down", width, out, False),
+        linear("pooling_qkv", layers * h, (heads + 2 * kv) * dim, bias=bias), linear("pooling_out", heads * dim, inside, bias=bias),
+        matrix("up", inside, 2 * width), matrix("down", width, out),
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from simpar.model.decoder import Decoder, StepNorm, Weights
 from simpar.model.linear import KimiLinear, QwenNext
-from simpar.model.pieces import vector
+from simpar.model.pieces import depthwise, linear, lookup, matrix, vector
 from simpar.model.sparse import hyper_connections
 from simpar.specs.mixers import IndexerSpec, WeightSpec
 
@@ -21,9 +21,6 @@ class Glm5Next(KimiLinear):
     def layer_type(self, i: int) -> str:
         return "indexed_attention" if i % 4 == 3 else "linear_attention"
 
-    def is_expert_layer(self, i: int) -> bool:
-        return i >= 3 if not self.k.listed("mlp_layer_types") else Decoder.is_expert_layer(self, i)
-
     def indexer(self, i: int) -> IndexerSpec | None:
         index = super().indexer(i)
         return index.model_copy(update={"compress": self.k.number("index_kpool", default=1)}) if index else None
@@ -33,7 +30,7 @@ class Glm5Next(KimiLinear):
         index: IndexerSpec | None = fields["indexer"]
         if index is None or not index.owned:
             return fields
-        gate = WeightSpec(name="index_pool_gate", inputs=self.hidden, outputs=index.head_dim)
+        gate = matrix("index_pool_gate", self.hidden, index.head_dim)
         return {**fields, "extra": (gate, vector("index_pool_positions", pool * index.head_dim))}
 
     def layer_extra(self, i: int) -> Weights:
@@ -44,9 +41,6 @@ class Muse(Decoder):
     """Windows with a full layer in four, which is without RoPE; an output gate."""
 
     settled: ClassVar[tuple[str, ...]] = ("layer_rope_theta", "qk_scale_factor")
-
-    def layer_type(self, i: int) -> str:
-        return "full_attention" if i % 4 == 3 else "sliding_attention"
 
 
 class MuseSpark(Muse):
@@ -98,18 +92,18 @@ class Zaya(Decoder):
         d, mixed = self.head_dim, (self.heads + self.kv_heads) * self.head_dim
         taps = (self.k.number("cca_time0", default=2), self.k.number("cca_time1", default=2))
         return (
-            WeightSpec(name="depthwise", kind="conv", inputs=taps[0], outputs=mixed, bias=True),
-            WeightSpec(name="grouped", kind="conv", inputs=taps[1] * d, outputs=mixed, bias=True),
+            depthwise("depthwise", taps[0], mixed, bias=True),
+            depthwise("grouped", taps[1] * d, mixed, bias=True),
             vector("temperature", self.kv_heads),
         )
 
     def expert_fields(self, i: int) -> dict[str, Any]:
         width = self.k.number("router_hidden_size")
         fields = {**super().expert_fields(i), "router": "none", "zero_experts": 1}
-        inner = tuple(WeightSpec(name=f"router_{n}", inputs=width, outputs=width, bias=True) for n in (1, 2))
+        inner = tuple(linear(f"router_{n}", width, width) for n in (1, 2))
         router = (
-            WeightSpec(name="router_down", inputs=self.hidden, outputs=width, bias=True), *inner,
-            WeightSpec(name="router_out", inputs=width, outputs=fields["num_experts"] + 1),
+            linear("router_down", self.hidden, width), *inner,
+            matrix("router_out", width, fields["num_experts"] + 1),
             vector("router_norm", width * (2 if i else 1)),
         )  # fmt: skip
         return {**fields, "extra": router}
@@ -132,22 +126,16 @@ class Inkling(Decoder):
     def layer_type(self, i: int) -> str:
         return "hybrid" if i % 6 == 5 else "hybrid_sliding"
 
-    def window(self) -> int | None:
-        return self.k.number("sliding_window_size", default=512)
-
-    def is_expert_layer(self, i: int) -> bool:
-        return not self.k.listed("mlp_layer_types") or super().is_expert_layer(i)
-
     def conv(self, name: str, width: int) -> WeightSpec:
         """A depthwise convolution of the layer's short kernel."""
-        return WeightSpec(name=name, kind="conv", inputs=self.k.number("conv_kernel_size", default=4), outputs=width)
+        return depthwise(name, self.k.number("conv_kernel_size", default=4), width)
 
     def relative(self, i: int, heads: int) -> tuple[WeightSpec, ...]:
         """Queries of the relative positions, and their logits over the extent (a window layer's is the window)."""
         width, extent = self.k.number("d_rel", default=16), self.k.number("rel_extent", default=1024)
         extent = (self.window() or extent) if "sliding" in self.types[i] else extent
-        logits = WeightSpec(name="relative_logits", inputs=width, outputs=extent, uses=float(heads))
-        return (WeightSpec(name="relative_queries", inputs=self.hidden, outputs=heads * width), logits)
+        logits = matrix("relative_logits", width, extent, uses=float(heads))
+        return (matrix("relative_queries", self.hidden, heads * width), logits)
 
     def attention_fields(self, i: int) -> dict[str, Any]:
         fields = super().attention_fields(i)
@@ -163,7 +151,7 @@ class Inkling(Decoder):
     def expert_fields(self, i: int) -> dict[str, Any]:
         """The router scores the shared experts as well."""
         fields, shared = super().expert_fields(i), self.k.get("n_shared_experts", default=0)
-        rows = (WeightSpec(name="shared_scores", inputs=self.hidden, outputs=shared),) if shared else ()
+        rows = (matrix("shared_scores", self.hidden, shared),) if shared else ()
         return {**fields, "extra": (*rows, vector("scale", 1))}
 
     def layer_extra(self, i: int) -> Weights:
@@ -178,10 +166,10 @@ class Inkling2(Inkling):
     def attention_fields(self, i: int) -> dict[str, Any]:
         fields, k = super().attention_fields(i), self.k
         heads, d, groups = fields["num_heads"], fields["head_dim"], fields["num_key_value_heads"]
-        own = [WeightSpec(name="sinks", inputs=self.hidden, outputs=heads), vector("clips", heads * (d + k.number("d_rel")))]
+        own = [matrix("sinks", self.hidden, heads), vector("clips", heads * (d + k.number("d_rel")))]
         if "sliding" not in self.types[i]:
             taps = k.number("conv_kernel_size", default=4)
-            own.append(WeightSpec(name="dynamic_taps", inputs=self.hidden, outputs=taps * groups, copies=2))
+            own.append(matrix("dynamic_taps", self.hidden, taps * groups, copies=2))
         return {**fields, "extra": (*fields["extra"], *own)}
 
     def expert_fields(self, i: int) -> dict[str, Any]:
@@ -216,9 +204,8 @@ class Phi4Adapters(Decoder):
         pairs = ((h, qkv), (self.heads * self.head_dim, h), (h, 2 * wide), (wide, h))
         ranks = {name: (self.k.get(name) or {}).get("r", 0) for name in ("vision_lora", "speech_lora")}
         return tuple(
-            WeightSpec(name=f"{name}_{n}", inputs=rank, outputs=a + b, uses=0.0)
-            for name, rank in ranks.items() if rank for n, (a, b) in enumerate(pairs)
-        )  # fmt: skip
+            matrix(f"{name}_{n}", rank, a + b, uses=0.0) for name, rank in ranks.items() if rank for n, (a, b) in enumerate(pairs)
+        )
 
 
 class Qwen4(QwenNext):
@@ -246,8 +233,8 @@ class Qwen4(QwenNext):
     def mix(self, name: str) -> tuple[WeightSpec, ...]:
         """A norm of all streams and the gates of what a sublayer reads of them."""
         wide, rank = self.k.number("hc_count") * self.hidden, self.k.number("hc_lowrank")
-        down = WeightSpec(name=f"{name}_mix_down", inputs=wide, outputs=rank)
-        return (vector(f"{name}_streams_norm", wide), down, WeightSpec(name=f"{name}_mix_up", inputs=rank, outputs=wide))
+        down = matrix(f"{name}_mix_down", wide, rank)
+        return (vector(f"{name}_streams_norm", wide), down, matrix(f"{name}_mix_up", rank, wide))
 
     def norms(self, i: int, layout: StepNorm) -> tuple[StepNorm, StepNorm]:
         return "none", "none"
@@ -256,7 +243,7 @@ class Qwen4(QwenNext):
         streams = self.k.number("hc_count")
         extra = [
             w for name in ("attention", "feed_forward")
-            for w in (*self.mix(name), WeightSpec(name=f"{name}_inject", inputs=streams * self.hidden, outputs=streams))
+            for w in (*self.mix(name), matrix(f"{name}_inject", streams * self.hidden, streams))
         ]  # fmt: skip
         places = sorted(set(self.k.get("ple_layer_ids") or ()))
         ngrams = self.ngrams(places.index(i + 1)) if i + 1 in places else ()
@@ -271,10 +258,10 @@ class Qwen4(QwenNext):
         rows = primes(k.number("ngram_vocab_size_base"), place * heads, heads)
         multiple = k.number("make_ngram_vocab_size_divisible_by")
         return (
-            WeightSpec(name="ngrams", kind="lookup", inputs=multiple * -(-rows // multiple), outputs=size // heads),
-            WeightSpec(name="ngram_keys", inputs=size, outputs=wide), WeightSpec(name="ngram_value", inputs=size, outputs=h),
+            lookup("ngrams", multiple * -(-rows // multiple), size // heads),
+            matrix("ngram_keys", size, wide), matrix("ngram_value", size, h),
             vector("ngram_norms", 3 * wide),
-            WeightSpec(name="ngram_convolution", kind="conv", inputs=k.number("ple_conv_kernel_size", default=4), outputs=wide),
+            depthwise("ngram_convolution", k.number("ple_conv_kernel_size", default=4), wide),
         )  # fmt: skip
 
     def stack_extra(self) -> tuple[WeightSpec, ...]:
@@ -290,16 +277,3 @@ def primes(start: int, skipped: int, count: int) -> int:
         if value > 1 and all(value % divisor for divisor in range(2, isqrt(value) + 1)):
             found.append(value)
     return sum(found[skipped:])
-
-
-RECENT_READERS: dict[str, type[Decoder]] = {
-    "glm5_next_text": Glm5Next,
-    "muse_glimmer_text": Muse,
-    "muse_spark_text": MuseSpark,
-    "mistral_large4_text": MistralLarge4,
-    "zaya": Zaya,
-    "phi4mm": Phi4Adapters,
-    "inkling_text": Inkling,
-    "inkling2_text": Inkling2,
-    "qwen4_exp_text": Qwen4,
-}

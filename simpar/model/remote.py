@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from simpar.model.config_keys import Keys
+from simpar.model.pieces import linear, matrix, vector
 from simpar.model.pieces import norm_extra as norm
-from simpar.model.pieces import vector
-from simpar.model.projectors import Projector, Weights, linear, mlp2
+from simpar.model.projectors import Projector, Weights, mlp2
 from simpar.model.sam import sam_stack
 from simpar.specs.architecture import StackSpec
 
@@ -156,11 +156,11 @@ def resampler(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """MiniCPM-V: learned queries of the text's width attend the patches, then norms and one matrix."""
     file.get("batch_vision_input", "slice_mode", "slice_config", "image_size", "patch_size", "vision_batch_size", "version")
     file.get("use_image_id", "batch_3d_resampler", "drop_vision_last_layer")
-    narrow = (linear("keys_values", h, text, False),) if h != text else ()
+    narrow = (matrix("keys_values", h, text),) if h != text else ()
     return (
         vector("queries", file.number("query_num", default=64) * text), *narrow, linear("attention_keys_values", text, 2 * text),
         linear("attention_queries_out", text, text, copies=2), norm("resampler_norms", "layernorm", 3 * text),
-        linear("projector", text, text, False),
+        matrix("projector", text, text),
     )  # fmt: skip
 
 
@@ -179,7 +179,7 @@ def ovis25(file: Keys, k: Keys, h: int, text: int) -> Weights:
     k.get("temporal_patch_size")
     file.get("disable_tie_weight", "hidden_size", "conversation_formatter_class", "max_partition")
     words = file.number("visual_vocab_size")
-    head = linear("visual_head", h * k.number("hidden_stride", default=2) ** 2, words - 4, False)
+    head = matrix("visual_head", h * k.number("hidden_stride", default=2) ** 2, words - 4)
     return (head, norm("visual_head_norm", "layernorm", words - 4), vector("visual_words", words * text))
 
 
@@ -194,7 +194,7 @@ def molmo_projector(file: Keys, k: Keys, h: int, text: int) -> Weights:
     width, patches = int(file.config["text_config"]["intermediate_size"]), k.number("spatial_merge_size") ** 2
     return (
         linear("pooling_qkv", 2 * h, h, copies=3), linear("pooling_out", h, h), vector("padding", patches * h),
-        linear("up", h, 2 * width, False), linear("down", width, text, False), vector("further_words", 128 * text),
+        matrix("up", h, 2 * width), matrix("down", width, text), vector("further_words", 128 * text),
     )  # fmt: skip
 
 
@@ -224,7 +224,7 @@ def deepseek_ocr(file: Keys, k: Keys, text: int, clip: Callable[[Keys], StackSpe
     neck = 256
     far.config.setdefault("intermediate_size", 4 * far.number("hidden_size"))
     sam, whole = sam_stack(near), clip(far)
-    strided = (linear("convolution_1", 9 * neck, 2 * neck, False), linear("convolution_2", 18 * neck, 4 * neck, False))
+    strided = (matrix("convolution_1", 9 * neck, 2 * neck), matrix("convolution_2", 18 * neck, 4 * neck))
     joined = (linear("projector", 4 * neck + whole.hidden_size, text), vector("separators", 2 * text))
     return [
         sam.model_copy(update={"name": "pages", "extra": (*sam.extra, *strided)}),

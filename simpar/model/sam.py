@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from simpar.model.config_keys import Keys
-from simpar.model.pieces import deal, encoder_attention, in_turn, norm_extra, vector
-from simpar.model.projectors import Weights, linear
+from simpar.model.pieces import deal, encoder_attention, in_turn, linear, matrix, norm_extra, vector
+from simpar.model.projectors import Weights
 from simpar.specs.architecture import LayerSpec, StackSpec
-from simpar.specs.mixers import FeedForwardSpec, WeightSpec
+from simpar.specs.mixers import FeedForwardSpec
 
 
 def sam_stack(k: Keys) -> StackSpec:
@@ -28,7 +28,7 @@ def sam_stack(k: Keys) -> StackSpec:
     kinds, pattern = deal(layers, ["vision"] * len(layers))
     stem = [linear("patches", k.number("num_channels", default=3) * patch**2, h)]
     stem += [vector("positions", side * side * h)] if k.get("use_abs_pos", default=True) else []
-    end = (linear("neck_1", h, neck, False), linear("neck_2", 9 * neck, neck, False), vector("neck_norms", 4 * neck))
+    end = (matrix("neck_1", h, neck), matrix("neck_2", 9 * neck, neck), vector("neck_norms", 4 * neck))
     return StackSpec(
         name="vision", hidden_size=h, layers=kinds, pattern=pattern, norm="layernorm", final_norm=False, tower=True,
         extra=(*stem, *end),
@@ -39,8 +39,8 @@ def got_ocr(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """GOT-OCR 2: two convolutions up to the text's width, and one layer."""
     neck = k.number("output_channels", default=256)
     return (
-        WeightSpec(name="convolution_1", inputs=9 * neck, outputs=2 * neck),
-        WeightSpec(name="convolution_2", inputs=9 * 2 * neck, outputs=text),
+        matrix("convolution_1", 9 * neck, 2 * neck),
+        matrix("convolution_2", 9 * 2 * neck, text),
         linear("projector", text, text),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from simpar.model.decoder import Decoder, StepNorm, Weights
-from simpar.model.pieces import vector
+from simpar.model.pieces import matrix, vector
 from simpar.specs.architecture import SublayerSpec
 from simpar.specs.mixers import BranchSpec, CustomSpec, ExpertsSpec, FeedForwardSpec, IndexerSpec, WeightSpec
 
@@ -38,12 +38,6 @@ class MiniMaxM3(Decoder):
         )
         return {**fields, "indexer": index}
 
-    def intermediate(self, i: int) -> int:
-        return self.k.number("dense_intermediate_size", "intermediate_size")
-
-    def expert_width(self) -> int:
-        return self.k.number("moe_intermediate_size", "intermediate_size")
-
     def shared_width(self, width: int) -> int:
         return int(self.k.get("shared_intermediate_size", default=width) * self.k.get("n_shared_experts", default=1))
 
@@ -67,9 +61,6 @@ class DeepseekV4(Decoder):
     def layer_type(self, i: int) -> str:
         return self.ratios[4] if i >= 2 and i % 2 else self.ratios[128]
 
-    def is_expert_layer(self, i: int) -> bool:
-        return True
-
     def shared_width(self, width: int) -> int:
         """One shared expert, whatever `n_shared_experts` says."""
         return width
@@ -91,10 +82,10 @@ class DeepseekV4(Decoder):
         rank, groups, o_rank = k.number("q_lora_rank"), k.number("o_groups"), k.number("o_lora_rank")
         q = self.heads * d
         weights = [
-            WeightSpec(name="q_down", inputs=h, outputs=rank), WeightSpec(name="q_up", inputs=rank, outputs=q),
-            WeightSpec(name="kv", inputs=h, outputs=d), vector("norms", rank + d), vector("sinks", self.heads),
-            WeightSpec(name="out_down", inputs=q // groups, outputs=o_rank, copies=groups),
-            WeightSpec(name="out_up", inputs=groups * o_rank, outputs=h),
+            matrix("q_down", h, rank), matrix("q_up", rank, q),
+            matrix("kv", h, d), vector("norms", rank + d), vector("sinks", self.heads),
+            matrix("out_down", q // groups, o_rank, copies=groups),
+            matrix("out_up", groups * o_rank, h),
         ]  # fmt: skip
         compress, top, index_heads, index_dim = 0, 0, 0, 0
         if "compressed" in self.types[i]:
@@ -108,8 +99,8 @@ class DeepseekV4(Decoder):
                 index_heads, index_dim, top = k.number("index_n_heads"), k.number("index_head_dim"), k.number("index_topk")
                 weights += compressor("index", h, 2 * index_dim, index_dim, compress)
                 weights += [
-                    WeightSpec(name="index_q", inputs=rank, outputs=index_heads * index_dim),
-                    WeightSpec(name="index_weights", inputs=h, outputs=index_heads),
+                    matrix("index_q", rank, index_heads * index_dim),
+                    matrix("index_weights", h, index_heads),
                 ]
         return (
             CustomSpec(
@@ -129,7 +120,7 @@ class DeepseekV4(Decoder):
 def compressor(name: str, hidden: int, width: int, key: int, rate: int) -> list[WeightSpec]:
     """Keys pooled over `rate` tokens: values, softmax gates, positions within the block, a norm."""
     return [
-        WeightSpec(name=f"{name}_kv_gate", inputs=hidden, outputs=2 * width),
+        matrix(f"{name}_kv_gate", hidden, 2 * width),
         vector(f"{name}_position_norm", rate * width + key),
     ]
 
@@ -142,7 +133,7 @@ def hyper_connection(d: Decoder, name: str, maps: int) -> tuple[WeightSpec, ...]
     n = d.k.number("hc_mult")
     outputs = (2 + n) * n if maps else 2 * n
     return (
-        WeightSpec(name=f"{name}_streams", inputs=n * d.hidden, outputs=outputs),
+        matrix(f"{name}_streams", n * d.hidden, outputs),
         vector(f"{name}_streams_base", outputs + (3 if maps else 2)),
     )
 
@@ -155,7 +146,7 @@ def hyper_connections(d: Decoder, maps: int) -> tuple[WeightSpec, ...]:
 def hyper_head(d: Decoder) -> tuple[WeightSpec, ...]:
     """The streams summed by learned weights before the head."""
     n = d.k.number("hc_mult")
-    return (WeightSpec(name="head_streams", inputs=n * d.hidden, outputs=n), vector("head_streams_base", n + 1))
+    return (matrix("head_streams", n * d.hidden, n), vector("head_streams_base", n + 1))
 
 
 class HyV4(Decoder):
@@ -200,11 +191,7 @@ class Longcat(Decoder):
         zero = self.k.get("zero_expert_num", default=0)
         fields = {**self.expert_fields(i), "zero_experts": zero}
         # transformers holds the up-projections of the experts that have no weights; they are never used
-        idle = (
-            (WeightSpec(name="idle_zero_experts", inputs=self.hidden, outputs=2 * fields["width"], copies=zero, uses=0.0),)
-            if zero
-            else ()
-        )
+        idle = (matrix("idle_zero_experts", self.hidden, 2 * fields["width"], copies=zero, uses=0.0),) if zero else ()
         first = SublayerSpec(branches=(dense, ExpertsSpec(**fields, extra=idle)))
         return (attention, first, attention, SublayerSpec(branches=(dense,)))
 
@@ -223,16 +210,16 @@ class AxK2(Decoder):
         fields = super().latent_fields(i)
         rank, heads = fields["q_lora_rank"], fields["num_heads"]
         query = heads * (fields["qk_nope_head_dim"] + fields["qk_rope_head_dim"])
-        second = WeightSpec(name="q_up_second", inputs=rank, outputs=query)
-        gate = WeightSpec(name="gate", inputs=2 * rank, outputs=heads * fields["v_head_dim"])
+        second = matrix("q_up_second", rank, query)
+        gate = matrix("gate", 2 * rank, heads * fields["v_head_dim"])
         return {**fields, "extra": (second, gate)}
 
     def layer_extra(self, i: int) -> Weights:
         rank = self.k.number("gated_norm_rank")
         gates = 2 if self.is_expert_layer(i) else 1
         return (
-            WeightSpec(name="norm_gate_down", inputs=self.hidden, outputs=rank, copies=gates),
-            WeightSpec(name="norm_gate_up", inputs=rank, outputs=self.hidden, copies=gates),
+            matrix("norm_gate_down", self.hidden, rank, copies=gates),
+            matrix("norm_gate_up", rank, self.hidden, copies=gates),
         )
 
 
@@ -249,15 +236,3 @@ class Dots3Note(Decoder):
 
     def shared_width(self, width: int) -> int:
         return int(self.k.get("shared_experts_intermediate_size", default=width) * self.k.get("n_shared_experts", default=1))
-
-
-SPARSE_READERS: dict[str, type[Decoder]] = {
-    "minimax_m3_vl_text": MiniMaxM3,
-    "minimax_m3": MiniMaxM3,
-    "deepseek_v4": DeepseekV4,
-    **dict.fromkeys(("hy_v4", "hy_v4_vl_text"), HyV4),
-    "longcat_flash": Longcat,
-    "axk1": AxK1,
-    "axk2": AxK2,
-    "dots3_note_text": Dots3Note,
-}

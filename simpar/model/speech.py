@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from simpar.model.config_keys import Keys
 from simpar.model.family import Family
-from simpar.model.pieces import encoder_attention, in_turn, norm_extra, uniform, vector
-from simpar.model.projectors import Weights, gemma3n_embedder, linear
+from simpar.model.pieces import depthwise, encoder_attention, in_turn, linear, lookup, matrix, norm_extra, uniform, vector
+from simpar.model.projectors import Weights, gemma3n_embedder
 from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec
-from simpar.specs.mixers import AttentionSpec, CustomSpec, FeedForwardSpec, WeightSpec
+from simpar.specs.mixers import AttentionSpec, CustomSpec, FeedForwardSpec
 
 
 class Wav2Vec2:
@@ -55,7 +53,7 @@ class Wav2Vec2:
             bool(k.get("conv_bias", default=False)),
             k.get("feat_extract_norm", default=self.norm_of_convolutions) == "layer",
         )
-        found = [linear(f"convolution_{n}", taps[n] * (widths[n - 1] if n else 1), w, bias) for n, w in enumerate(widths)]
+        found = [linear(f"convolution_{n}", taps[n] * (widths[n - 1] if n else 1), w, bias=bias) for n, w in enumerate(widths)]
         found.append(vector("convolution_norms", 2 * (sum(widths) if each else widths[0])))
         last = widths[-1]
         found += [norm_extra("projection_norm", "layernorm", last)] if k.get("feat_proj_layer_norm", default=True) else []
@@ -67,14 +65,11 @@ class WavLM(Wav2Vec2):
     """Relative positions, gated by the token in every layer (Chen et al. 2021, arXiv 2110.13900)."""
 
     def gates(self, head_dim: int, heads: int) -> Weights:
-        gate = linear("position_gate", head_dim, 8).model_copy(update={"uses": float(heads)})
+        gate = linear("position_gate", head_dim, 8, uses=float(heads))
         return (gate, vector("position_gate_scale", heads))
 
     def positions(self, h: int) -> Weights:
-        rows = WeightSpec(
-            name="relative_positions", kind="lookup", inputs=self.k.number("num_buckets", default=320),
-            outputs=self.k.number("num_attention_heads"),
-        )  # fmt: skip
+        rows = lookup("relative_positions", self.k.number("num_buckets", default=320), self.k.number("num_attention_heads"))
         return (*super().positions(h), rows)
 
 
@@ -98,9 +93,9 @@ def conformer_layer(h: int, attention: AttentionSpec, mlp: FeedForwardSpec, insi
 
 def gated_convolution(h: int, taps: int, *, bias: bool) -> Weights:
     """A pointwise convolution with a gate, a depthwise one with a norm, a pointwise one."""
-    depthwise = WeightSpec(name="depthwise", kind="conv", inputs=taps, outputs=h, bias=bias)
     return (
-        linear("pointwise_1", h, 2 * h, bias), depthwise, linear("pointwise_2", h, h, bias), vector("convolution_norm", 2 * h),
+        linear("pointwise_1", h, 2 * h, bias=bias), depthwise("depthwise", taps, h, bias=bias),
+        linear("pointwise_2", h, h, bias=bias), vector("convolution_norm", 2 * h),
     )  # fmt: skip
 
 
@@ -115,7 +110,7 @@ class Wav2Vec2Conformer(Wav2Vec2):
         k.get("rotary_embedding_base", "max_source_positions", "left_max_position_embeddings", "right_max_position_embeddings")
         match k.get("position_embeddings_type", default="relative"):
             case "relative":
-                return (linear("relative_keys", h, h, False), vector("relative_biases", 2 * h))
+                return (matrix("relative_keys", h, h), vector("relative_biases", 2 * h))
             case "relative_key":
                 rows = 1 + k.number("left_max_position_embeddings") + k.number("right_max_position_embeddings")
                 return (vector("distances", rows * (h // heads)),)
@@ -188,7 +183,7 @@ class Conformer:
     def layer(self, h: int) -> LayerSpec:
         k = self.k
         heads, bias = k.number("num_attention_heads"), bool(k.get("attention_bias", default=True))
-        own = (linear("relative_keys", h, h, False), vector("relative_biases", 2 * h))
+        own = (matrix("relative_keys", h, h), vector("relative_biases", 2 * h))
         kv = k.get("num_key_value_heads", default=heads)
         attention = encoder_attention(heads, h, bias=bias, num_key_value_heads=kv, position="relative", extra=own)
         mlp = FeedForwardSpec(width=k.number("intermediate_size"), gated=False, bias=bias)
@@ -202,8 +197,8 @@ class Conformer:
         halved = k.number("subsampling_factor", default=8).bit_length() - 1
         k.get("layerdrop")
         down = (linear("convolution_1", taps, c), linear("pointwise", c, c, copies=halved - 1))
-        depthwise = WeightSpec(name="depthwise", kind="conv", inputs=taps, outputs=c, bias=True, copies=halved - 1)
-        return (*down, depthwise, linear("subsampled", c * (bins >> halved), h))
+        taken = depthwise("depthwise", taps, c, bias=True, copies=halved - 1)
+        return (*down, taken, linear("subsampled", c * (bins >> halved), h))
 
     def architecture(self) -> ArchitectureSpec:
         k, h = self.k, self.k.number("hidden_size")
@@ -225,18 +220,18 @@ def phi4_audio(file: Keys, k: Keys, text: int) -> StackSpec:
     last = -(-bins // 2**halved)  # of the spectrogram's bins, halved by every convolution and rounded up
     k.meet("nemo_final_size", k.get("nemo_final_size", default=last), last, "input_size / time_reduction")
     fanned = h * k.number("depthwise_multiplier", default=1)
-    depthwise = WeightSpec(name="depthwise", kind="conv", inputs=k.number("kernel_size"), outputs=fanned, bias=True)
-    inside = (linear("gate", h, 2 * out), vector("gate_biases", 2 * out), depthwise, linear("pointwise_1", fanned, inner))
+    taken = depthwise("depthwise", k.number("kernel_size"), fanned, bias=True)
+    inside = (linear("gate", h, 2 * out), vector("gate_biases", 2 * out), taken, linear("pointwise_1", fanned, inner))
     mlp = FeedForwardSpec(width=wide, bias=True)
     attention = encoder_attention(heads, h, position="relative")
     layer = conformer_layer(h, attention, mlp, (*inside, linear("pointwise_2", h, out)))
-    taps = WeightSpec(name="stem_depthwise", kind="conv", inputs=9, outputs=c, bias=True, copies=halved - 1)
+    taps = depthwise("stem_depthwise", 9, c, bias=True, copies=halved - 1)
     stem = (linear("stem", 9, c), taps, linear("stem_pointwise", c, c, copies=halved - 1), linear("subsampled", c * last, h))
     distances = 2 * k.number("bias_max_distance", default=1000)
     ends = (linear("projector_1", h, text, copies=2), linear("projector_2", text, text, copies=2))
     return uniform(
         "conformer", layer, k.number("num_blocks"), name="audio", hidden_size=h, norm="layernorm", final_norm=False, tower=True,
-        extra=(*stem, WeightSpec(name="distances", kind="lookup", inputs=distances, outputs=heads), *ends),
+        extra=(*stem, lookup("distances", distances, heads), *ends),
     )  # fmt: skip
 
 
@@ -245,7 +240,7 @@ def gemma4_audio(file: Keys, k: Keys, text: int) -> StackSpec:
     out = k.number("output_proj_dims", default=1536)
     k.get("attention_chunk_size", "attention_context_right", "attention_invalid_logits_value", "attention_logit_cap")
     k.get("residual_weight", "use_clipped_linears", "gradient_clipping")
-    return _gemma_audio(k, (linear("output", k.number("hidden_size"), out), linear("projector", out, text, False)))
+    return _gemma_audio(k, (linear("output", k.number("hidden_size"), out), matrix("projector", out, text)))
 
 
 def gemma3n_audio(file: Keys, k: Keys, text: int) -> StackSpec:
@@ -268,15 +263,14 @@ def _gemma_audio(k: Keys, behind: Weights) -> StackSpec:
     taps = k.number("conv_kernel_size", "conf_conv_kernel_size", default=5)
     attention = AttentionSpec(
         num_heads=heads, num_key_value_heads=heads, head_dim=h // heads, window=left,
-        position="relative", extra=(vector("scale_by_channel", h // heads), linear("distances", h, h, False)),
+        position="relative", extra=(vector("scale_by_channel", h // heads), matrix("distances", h, h)),
     )  # fmt: skip
-    depthwise = WeightSpec(name="depthwise", kind="conv", inputs=taps, outputs=h)
-    inside = (linear("gate", h, 2 * h, False), depthwise, linear("pointwise", h, h, False), vector("norm", h))
+    inside = (matrix("gate", h, 2 * h), depthwise("depthwise", taps, h), matrix("pointwise", h, h), vector("norm", h))
     mlp, mixed = in_turn(FeedForwardSpec(width=4 * h, gated=False), attention, norm="sandwich")
     steps = (mlp, mixed, *in_turn(CustomSpec(label="convolution", extra=inside)), mlp)
     stem = (
-        linear("convolution_1", 9, first, False), linear("convolution_2", 9 * first, second, False),
-        vector("convolution_norms", first + second), linear("subsampled", bins // 4 * second, h, False),
+        matrix("convolution_1", 9, first), matrix("convolution_2", 9 * first, second),
+        vector("convolution_norms", first + second), matrix("subsampled", bins // 4 * second, h),
     )  # fmt: skip
     return uniform(
         "conformer", LayerSpec(sublayers=steps, extra=(vector("norm_out", h),)),
@@ -287,9 +281,3 @@ def _gemma_audio(k: Keys, behind: Weights) -> StackSpec:
 
 CONFORMERS = {"phi4_multimodal_audio": phi4_audio, "gemma4_audio": gemma4_audio, "gemma3n_audio": gemma3n_audio}
 """Audio encoders beside a decoder that are no Whisper's layers."""
-
-SPEECH_READERS: dict[str, Any] = {
-    **dict.fromkeys(("wav2vec2", "hubert", "unispeech", "unispeech-sat"), Wav2Vec2),
-    "wavlm": WavLM, "data2vec-audio": Data2VecAudio, "parakeet_ctc": Conformer,
-    "wav2vec2-conformer": Wav2Vec2Conformer, "wav2vec2-bert": Wav2Vec2Bert,
-}  # fmt: skip

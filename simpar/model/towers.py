@@ -9,7 +9,7 @@ from typing import Literal
 
 from simpar.model import projectors
 from simpar.model.config_keys import Keys
-from simpar.model.pieces import deal, encoder_attention, in_turn, norm_extra, uniform, vector
+from simpar.model.pieces import deal, encoder_attention, in_turn, linear, norm_extra, uniform, vector
 from simpar.model.projectors import Extra, Projector
 from simpar.model.remote import REMOTE_PROJECTORS
 from simpar.model.sam import git_projector, got_ocr, sam_stack
@@ -129,7 +129,7 @@ def _stem(k: Keys, t: Tower, h: int) -> tuple[WeightSpec, ...]:
     side = _side(k)
     channels = k.number("num_channels", "in_channels", "in_chans", default=3)
     frames = k.number("temporal_patch_size", default=2) if t.temporal else 1
-    found = [WeightSpec(name="patches", inputs=channels * frames * patch * patch, outputs=h, bias=t.patch_bias)]
+    found = [linear("patches", channels * frames * patch * patch, h, bias=t.patch_bias)]
     if t.positions == "grid" and k.get("use_absolute_position_embeddings", default=True):
         found.append(vector("positions", (side**2 + t.tokens) * h))
     elif t.positions not in ("none", "grid"):

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from simpar.model.bert import Bert
 from simpar.model.decoder import Decoder, Weights
 from simpar.model.family import Layout
-from simpar.model.pieces import in_turn, norm_extra, vector
+from simpar.model.pieces import in_turn, linear, lookup, matrix, norm_extra, vector
 from simpar.specs.architecture import SublayerSpec
 from simpar.specs.mixers import AttentionSpec, FeedForwardSpec, WeightSpec
 
@@ -19,8 +19,8 @@ class RemBert(Bert):
         fields, h, rows = super().outside(), self.hidden, self.vocabulary()
         narrow, wide = fields["embedding_size"] or h, self.k.number("output_embedding_size", default=1664)
         kept = tuple(w for w in fields["extra"] if not w.name.startswith("head_"))
-        dense = WeightSpec(name="head_dense", inputs=h, outputs=wide, bias=True)
-        rest = (WeightSpec(name="head_rest", inputs=wide - narrow, outputs=rows),) if wide > narrow else ()
+        dense = linear("head_dense", h, wide)
+        rest = (matrix("head_rest", wide - narrow, rows),) if wide > narrow else ()
         return {**fields, "tie_word_embeddings": False, "extra": (*kept, dense, norm_extra("head_norm", "layernorm", wide), *rest)}
 
 
@@ -32,10 +32,10 @@ class RocBert(Bert):
         concatenated = k.get("concat_input", default=True)
         for name in ("pronunciation", "shape"):
             rows, wide = k.number(f"{name}_vocab_size"), k.number(f"{name}_embed_dim")
-            found.append(WeightSpec(name=name, kind="lookup", inputs=rows, outputs=wide))
+            found.append(lookup(name, rows, wide))
             joined += wide if k.get(f"enable_{name}", default=True) else 0
         if concatenated:
-            found.append(WeightSpec(name="joined", inputs=joined, outputs=self.hidden, bias=True))
+            found.append(linear("joined", joined, self.hidden))
         return tuple(found)
 
 
@@ -54,8 +54,7 @@ class Xmod(Bert):
         k, h = self.k, self.hidden
         languages, inner = len(k.get("languages", default=["en_XX"])), h // k.get("adapter_reduction_factor", default=2)
         adapters: list[WeightSpec] = [
-            WeightSpec(name=f"adapter_{n}", inputs=a, outputs=b, bias=True, copies=languages, uses=1.0)
-            for n, a, b in (("down", h, inner), ("up", inner, h))
+            linear(f"adapter_{n}", a, b, copies=languages, uses=1.0) for n, a, b in (("down", h, inner), ("up", inner, h))
         ]
         if k.get("adapter_layer_norm", default=False):
             adapters.append(norm_extra("adapter_norm", "layernorm", h))
@@ -73,7 +72,7 @@ class Xlm(Decoder):
     def further(self) -> Weights:
         languages = self.k.get("n_langs", default=1)
         named = languages > 1 and self.k.get("use_lang_emb", default=True)
-        return (WeightSpec(name="languages", kind="lookup", inputs=languages, outputs=self.hidden),) if named else ()
+        return (lookup("languages", languages, self.hidden),) if named else ()
 
 
 class XlNet(Decoder):
@@ -85,7 +84,7 @@ class XlNet(Decoder):
 
     def attention_extra(self, i: int) -> Weights:
         wide = self.heads * self.head_dim
-        return (WeightSpec(name="positions", inputs=self.hidden, outputs=wide, uses=0.0), vector("biases_and_segments", 5 * wide))
+        return (matrix("positions", self.hidden, wide, uses=0.0), vector("biases_and_segments", 5 * wide))
 
     def further(self) -> Weights:
         return (vector("masked", self.hidden),)
@@ -103,8 +102,8 @@ class CpmAnt(Decoder):
     def further(self) -> Weights:
         segments, buckets = self.k.number("segment_types", default=32), self.k.number("position_bias_num_buckets", default=512)
         return (
-            WeightSpec(name="segments", kind="lookup", inputs=segments, outputs=self.hidden),
-            WeightSpec(name="position_bias", kind="lookup", inputs=segments**2 + buckets, outputs=self.heads),
+            lookup("segments", segments, self.hidden),
+            lookup("position_bias", segments**2 + buckets, self.heads),
         )
 
 
@@ -167,7 +166,7 @@ class Ouro(Looped):
         self.types, self.num_layers = self.types * passes, self.num_layers * passes
 
     def further(self) -> Weights:
-        return (WeightSpec(name="exit_gate", inputs=self.hidden, outputs=1, bias=True),)
+        return (linear("exit_gate", self.hidden, 1),)
 
 
 class Dory(Looped):
@@ -207,13 +206,6 @@ class VoxtralRealtime(Decoder):
 
     def layer_extra(self, i: int) -> Weights:
         return (
-            WeightSpec(name="delay_down", inputs=self.hidden, outputs=32, uses=0.0),
-            WeightSpec(name="delay_up", inputs=32, outputs=self.hidden, uses=0.0),
+            matrix("delay_down", self.hidden, 32, uses=0.0),
+            matrix("delay_up", 32, self.hidden, uses=0.0),
         )
-
-
-UNCOMMON_READERS: dict[str, type[Decoder]] = {
-    "rembert": RemBert, "roc_bert": RocBert, "xmod": Xmod, "xlm": Xlm, "flaubert": Xlm, "xlnet": XlNet, "cpmant": CpmAnt,
-    "trocr": TrOcr, "hrm_text": HrmText, "dory": Dory, "ouro": Ouro,
-    "voxtral_realtime_text": VoxtralRealtime,
-}  # fmt: skip

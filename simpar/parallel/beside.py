@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from simpar.parallel.blocks import LocalBlock
+from simpar.parallel.keys import BlockOp
 from simpar.parallel.layout import Layout
 from simpar.parallel.work import ExpertExchange, LocalOp
 
@@ -16,6 +17,11 @@ def list_of(block: LocalBlock, phase: str) -> tuple[LocalOp, ...]:
     """The op list of a block in one phase (F, B, I, W), beside nothing else."""
     found: tuple[LocalOp, ...] = getattr(block, _LISTS[phase])
     return found
+
+
+def op_of(layout: Layout, key: BlockOp) -> LocalOp:
+    """The op that a key of detail "op" stands for."""
+    return list_of(layout.stage_blocks[key.stage][key.block], key.phase)[key.index]
 
 
 def ops_of(layout: Layout, block: LocalBlock, phase: str) -> tuple[LocalOp, ...]:

@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.graph.attention_kernels import score_parts
-from simpar.graph.casts import QUANTIZE
 from simpar.graph.differentiate import kept, needs_input_gradient
 from simpar.graph.kernel_types import Kept, Kernel
-from simpar.graph.kernels import cast_inputs, is_product, kernels
+from simpar.graph.kernels import is_product, kernels
 from simpar.graph.ledger import attended, node_flops
 from simpar.graph.rematerialise import Cut, Recompute, cut, staying
 from simpar.graph.shard import Layout, Shards
@@ -128,18 +127,6 @@ class LocalLayer:
         group = self.grouped(self.layer.producer[kernel.node.inputs[0]]) if each else ""
         return count + each * max(round(self.shards.extent(group, "expert")), 1) if group else count
 
-    def engine_cast(self, node: Einsum, *, backward: bool) -> MemoryWork | None:
-        """TransformerEngine's cast of a product's input, backward of its output's gradient; none where there is none.
-
-        Under sequence parallelism a rank casts its part of the sequence and gathers that.
-        """
-        casts = self.options.engine_casts
-        if casts is None or casts.skips(self.layer, node, backward=backward):
-            return None
-        elements = self.shards.local(self.axes(node.outputs[0] if backward else node.inputs[0]))
-        each = casts.once + (0.0 if self.options.lora_rank else casts.second)
-        return MemoryWork(QUANTIZE, elements * each, 1, self.options.memory_implementation)
-
     def attention(self, node: Attention, *, backward: bool) -> AttentionWork:
         """The whole sequence's attention with this rank's heads; context parallelism splits it further."""
         layer, tp = self.layer, self.degrees.tp
@@ -199,43 +186,12 @@ class LocalLayer:
         work = MemoryWork(kernel.price, moved, launches, self.options.memory_implementation)
         return fused(work, self.options.activation_implementation, backward=backward)
 
-    def copies(self, kernel: Kernel, *, backward: bool) -> MemoryWork | None:
-        """What a memory-bound node copies, adds or casts as one piece beside its own kernels, whose launches hold these."""
-        if not (each := kernel.copied[backward]):
-            return None
-        elements = self.shards.local(self.axes(kernel.node.inputs[0]), self.layout(kernel.node))
-        return MemoryWork("copy", elements * each, 1, self.options.memory_implementation)
-
     def frozen(self, kernel: Kernel) -> bool:
         """Whether a product trains nothing: it keeps no input."""
         node, options = kernel.node, self.options
         if not options.lora_rank or not isinstance(node, Einsum) or not node.weight or pairs_of(self, node) is not None:
             return False
         return node.wide or not options.kernels.frozen_inputs  # the head's weight is of 16 bits
-
-    def dequantise(self, node: Product) -> MemoryWork | None:
-        """The kernel that turns a quantised weight into 16 bits; none where it is no layer's matrix or not quantised."""
-        options = self.options
-        if not options.lora_rank or not options.dequantised_bytes or not isinstance(node, Einsum) or not node.weight or node.wide:
-            return None
-        return MemoryWork("cast", self.shards.weights(node) * options.dequantised_bytes, 1, options.memory_implementation)
-
-    def autocast(self, node: Product) -> MemoryWork | None:
-        """Casts of a product's operands to 16 bits under autocast, backward of their gradients to fp32; none where none is made."""
-        plan = self.options.kernels
-        if not plan.autocast or not node.weight:
-            return None
-        count = node.linears if isinstance(node, Einsum) else 1
-        read = cast_inputs(self.layer, node, plan) if plan.autocast == "own" else 0
-        moved = 6.0 * (read * self.shards.local(self.axes(node.inputs[0]), self.layout(node)) + self.shards.weights(node))
-        return MemoryWork("cast", moved, read + count * (2 if node.bias else 1), self.options.memory_implementation)
-
-    def bias_gradient(self, node: Product) -> MemoryWork | None:
-        """The sum of a product's output gradient over its rows; none without a bias."""
-        if not node.bias:
-            return None
-        summed = self.shards.local(self.axes(node.outputs[0]), self.layout(node))
-        return MemoryWork("composite", self.element * summed, 1, self.options.memory_implementation)
 
     def bytes_of(self, tensor: Kept) -> float:
         """Bytes of a kept tensor on this rank."""

@@ -6,10 +6,10 @@ that reads it. Overlap says which ops run beside which: it never leaves work out
 
 from __future__ import annotations
 
-from simpar.graph.casts import casts
+from simpar.graph.casts import QUANTIZE, casts
 from simpar.graph.differentiate import needs_weight_gradient
 from simpar.graph.kernel_types import Kernel
-from simpar.graph.kernels import is_product
+from simpar.graph.kernels import cast_inputs, is_product
 from simpar.graph.shard import Stretch
 from simpar.graph.types import Attention, Convolution, Custom, Einsum, Layer, Node, Permute, Scan
 from simpar.parallel import context, expert
@@ -92,8 +92,9 @@ class Lists(LocalLayer):
         """A memory-bound node, and what it copies beside."""
         name, suffix = kernel.node.name, ".backward" if backward else ""
         ops.compute(name + suffix, self.memory(kernel, backward=backward), self.elementary_launches(kernel, backward=backward))
-        if (copied := self.copies(kernel, backward=backward)) is not None:
-            ops.compute(f"{name}.copy{suffix}", copied, 0)
+        if each := kernel.copied[backward]:  # as one piece beside the node's own kernels, whose launches hold these
+            elements = self.shards.local(self.axes(kernel.node.inputs[0]), self.layout(kernel.node))
+            ops.compute(f"{name}.copy{suffix}", self._moving("copy", elements * each), 0)
 
     def _alone(self, kernel: Kernel, ops: OpList, *, backward: bool) -> None:
         """A scan or custom node. Over context ranks a scan sees all positions of its part of the heads: an all-to-all of what it
@@ -133,21 +134,37 @@ class Lists(LocalLayer):
         for c in casts(self.options.casts, product.direction, again=again):
             ops.compute(f"{name}.cast{suffix}", MemoryWork(c.kernel, c.bytes * elements[c.tensor], 1, c.implementation))
 
-    def _autocast(self, node: Einsum | Convolution, ops: OpList, suffix: str = "") -> None:
-        """Put autocast's copies of a product's operands, or backward of their gradients."""
-        if (work := self.autocast(node)) is not None:
-            ops.compute(f"{node.name}.autocast{suffix}", work, work.launches)
+    def _moving(self, kernel: str, moved: float, launches: int = 1) -> MemoryWork:
+        """Work of a memory-bound kernel of the run's library."""
+        return MemoryWork(kernel, moved, launches, self.options.memory_implementation)
 
-    def _dequantise(self, node: Einsum | Convolution, ops: OpList) -> None:
-        """Put the kernel that turns a quantised frozen weight into 16 bits."""
-        if (work := self.dequantise(node)) is not None:
-            ops.compute(f"{node.name}.dequantise", work)
+    def _autocast(self, node: Product, ops: OpList, suffix: str = "") -> None:
+        """Put casts of a product's operands to 16 bits under autocast, backward of their gradients to fp32."""
+        plan = self.options.kernels
+        if not plan.autocast or not node.weight:
+            return
+        count = node.linears if isinstance(node, Einsum) else 1
+        read = cast_inputs(self.layer, node, plan) if plan.autocast == "own" else 0
+        moved = 6.0 * (read * self.shards.local(self.axes(node.inputs[0]), self.layout(node)) + self.shards.weights(node))
+        launches = read + count * (2 if node.bias else 1)
+        ops.compute(f"{node.name}.autocast{suffix}", self._moving("cast", moved, launches), launches)
 
-    def _engine_cast(self, node: Einsum | Convolution, ops: OpList, *, backward: bool) -> None:
-        """Put TransformerEngine's cast; the launches of a grouped matmul hold those of its casts."""
-        work = self.engine_cast(node, backward=backward) if isinstance(node, Einsum) else None
-        if work is not None:
-            ops.compute(f"{node.name}.cast" + (".backward" if backward else ""), work, int(not self.grouped(node)))
+    def _dequantise(self, node: Product, ops: OpList) -> None:
+        """Put the kernel that turns a quantised frozen weight of a layer into 16 bits."""
+        each = self.options.dequantised_bytes if self.options.lora_rank else 0.0
+        if each and isinstance(node, Einsum) and node.weight and not node.wide:
+            ops.compute(f"{node.name}.dequantise", self._moving("cast", self.shards.weights(node) * each))
+
+    def _engine_cast(self, node: Product, ops: OpList, *, backward: bool) -> None:
+        """Put TransformerEngine's cast of a product's input, backward of its output's gradient; the launches of a grouped matmul
+        hold those of its casts. Under sequence parallelism a rank casts its part of the sequence and gathers that."""
+        made = self.options.engine_casts
+        if made is None or not isinstance(node, Einsum) or made.skips(self.layer, node, backward=backward):
+            return
+        elements = self.shards.local(self.axes(node.outputs[0] if backward else node.inputs[0]))
+        each = made.once + (0.0 if self.options.lora_rank else made.second)
+        name = f"{node.name}.cast" + (".backward" if backward else "")
+        ops.compute(name, self._moving(QUANTIZE, elements * each), int(not self.grouped(node)))
 
     # -- collectives ---------------------------------------------------------------------------------------------------
 
@@ -206,7 +223,7 @@ class Lists(LocalLayer):
         """Copy what was gathered, or is to be scattered, between rank by rank and sequence by sequence, where these differ."""
         chunked = self.degrees.overlap_tp and self.options.kernels.overlapped_gathers
         if self.options.kernels.library.rank_major_gathers and self.degrees.sequence_parallel and not chunked:
-            ops.compute(name, MemoryWork("copy", 2.0 * amount, 1, self.options.memory_implementation))
+            ops.compute(name, self._moving("copy", 2.0 * amount))
 
     def _early(self, name: str, amount: float, ops: OpList) -> None:
         """All but the last chunk of a product's output is reduced beside it."""
@@ -244,7 +261,7 @@ class Lists(LocalLayer):
         sort = None
         if self.degrees.dispatcher == "alltoall" and self.degrees.ep > 1 and moe.num_experts > self.degrees.ep:
             moved = 2.0 * element * elements * self.degrees.etp * width
-            sort = MemoryWork("copy", moved, 1, self.options.memory_implementation)
+            sort = self._moving("copy", moved)
         expert.exchange(name, ops, self.degrees, work, sort)
 
     # -- backward ------------------------------------------------------------------------------------------------------
@@ -314,15 +331,16 @@ class Lists(LocalLayer):
             product = self.product(node, "wgrad")
             self._cast(node.name, product, target)
             target.compute(f"{node.name}.wgrad", product, self.launches(kernel))
-            if (bias := self.bias_gradient(node)) is not None:
-                target.compute(f"{node.name}.bias.backward", bias)
+            if node.bias:  # its gradient: the output's, summed over the rows
+                summed = self.shards.local(self.axes(node.outputs[0]), self.layout(node))
+                target.compute(f"{node.name}.bias.backward", self._moving("composite", self.element * summed))
             self._autocast(node, target, ".backward")
         else:
             self._lora(node, target, backward=True)
         if reduced is not None:
             ops.wait(reduced)
 
-    def _lora(self, node: Einsum | Convolution, ops: OpList, *, backward: bool) -> None:
+    def _lora(self, node: Product, ops: OpList, *, backward: bool) -> None:
         """What the low-rank pairs of a product add to a pass."""
         for suffix, work, launches in added(self, node, backward=backward):
             ops.compute(f"{node.name}.lora{suffix}", work, launches)
@@ -348,7 +366,7 @@ class Lists(LocalLayer):
         nodes = [node for node in self.layer.nodes if not (self.options.experts_apart and self.layout(node) == "expert")]
         weights = sum(trained_weights(self, node) if trained else self.shards.weights(node) for node in nodes)
         if weights:
-            ops.compute(name, MemoryWork("copy", weights * bytes_each, 1, self.options.memory_implementation), 2)
+            ops.compute(name, self._moving("copy", weights * bytes_each), 2)
 
     def put_accumulation(self, ops: OpList) -> None:
         """Add the gradients of all weights to their buffer, one kernel each, where no matmul does."""
@@ -356,8 +374,7 @@ class Lists(LocalLayer):
             return
         weights = [amount for node in self.layer.nodes if (amount := self.shards.weights(node))]
         if weights:
-            work = MemoryWork("residual", sum(weights) * self.options.accumulation_bytes, len(weights),
-                              self.options.memory_implementation)  # fmt: skip
+            work = self._moving("residual", sum(weights) * self.options.accumulation_bytes, len(weights))
             ops.compute("accumulation.wgrad", work, len(weights))
 
     def put_again(self, ops: OpList) -> None:

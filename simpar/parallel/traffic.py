@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
-from simpar.parallel.keys import Gather, Reduce, Send
+from simpar.parallel.beside import op_of
+from simpar.parallel.keys import BlockOp, Gather, Reduce, Send
 from simpar.parallel.layout import Layout
-from simpar.parallel.work import Collective, Dimension
+from simpar.parallel.work import Collective, Dimension, ExpertExchange, LocalOp
+
+
+def calls_of(layout: Layout, key: object) -> tuple[Collective, ...]:
+    """Collectives that a price key stands for, in the order they run; none for compute."""
+    if isinstance(key, Send):
+        return send_collectives(layout, key)
+    if isinstance(key, Gather | Reduce):
+        return state_collectives(layout, key)
+    return calls_in(op_of(layout, key)) if isinstance(key, BlockOp) else ()
+
+
+def calls_in(op: LocalOp) -> tuple[Collective, ...]:
+    """The collective that an op inside a block is; none for compute."""
+    if isinstance(op.work, ExpertExchange):
+        return (Collective("all_to_all", op.work.bytes, "ep"),)
+    return (op.work,) if isinstance(op.work, Collective) else ()
 
 
 def state_collectives(layout: Layout, key: Gather | Reduce) -> tuple[Collective, ...]:

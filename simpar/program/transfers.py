@@ -10,8 +10,7 @@ import numpy as np
 
 from simpar.parallel.keys import BlockOp, Gather, Reduce, Send
 from simpar.parallel.layout import Layout
-from simpar.parallel.traffic import send_collectives, state_collectives
-from simpar.parallel.work import Collective, ExpertExchange, LocalOp
+from simpar.parallel.traffic import calls_of, send_collectives, state_collectives
 from simpar.program.program import OpKind, Program, Transfer
 from simpar.program.units import Units
 
@@ -40,24 +39,9 @@ class _Finder:
                 return None
             most, call = max(((c.bytes * c.repeat, c) for c in calls), key=lambda pair: pair[0])
             return Transfer(call.name, most, self.groups(call.dimension, role, everywhere=True), "dp")
-        if isinstance(key, BlockOp):
-            return self.block(key, role)
-        return None
-
-    def block(self, key: BlockOp, role: int) -> Transfer | None:
-        """A collective inside a block (op detail only)."""
-        block = self.layout.stage_blocks[key.stage][key.block]
-        lists: dict[str, tuple[LocalOp, ...]] = {
-            "F": block.forward, "B": block.backward, "I": block.input_gradient, "W": block.weight_gradient,
-        }  # fmt: skip
-        work = lists[key.phase][key.index].work
-        if isinstance(work, Collective):
-            return Transfer(
-                work.name, work.bytes * work.repeat * self.share(key), self.groups(work.dimension, role), work.dimension
-            )
-        if isinstance(work, ExpertExchange):
-            amount = work.bytes * self.share(key)
-            return Transfer("all_to_all", amount, self.groups("ep", role), "ep")
+        for call in calls_of(self.layout, key) if isinstance(key, BlockOp) else ():
+            amount = call.bytes * call.repeat * self.share(key)
+            return Transfer(call.name, amount, self.groups(call.dimension, role), call.dimension)
         return None
 
     @cached_property

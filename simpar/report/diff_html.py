@@ -51,13 +51,10 @@ def diff_page(diff: TraceDiff) -> str:
     if diff.lag:
         rule = "A slope is where time is lost, a jump one late op."
         cards.draw("How much later each op began than predicted", _lag(diff), "", rule)
-    if diff.ops:
-        cards.add("Compute, op by op", Table(OP_HEADS, op_table_rows(diff, 20), (2, 3, 4, 5, 6)).html())
-    if diff.collectives:
-        cards.add("Collectives", Table(COLLECTIVE_HEADS, collective_table_rows(diff), tuple(range(2, 8))).html())
-    if diff.late:
-        rule = "Their excess over the prediction stands out from that of the others of their kind."
-        cards.add("Late collectives", Table(LATE_HEADS, late_rows(diff), (3, 4, 5)).html(), "", rule)
+    cards.tabulate("Compute, op by op", Table(OP_HEADS, op_table_rows(diff, 20), (2, 3, 4, 5, 6)))
+    cards.tabulate("Collectives", Table(COLLECTIVE_HEADS, collective_table_rows(diff), tuple(range(2, 8))))
+    rule = "Their excess over the prediction stands out from that of the others of their kind."
+    cards.tabulate("Late collectives", Table(LATE_HEADS, late_rows(diff), (3, 4, 5)), "", rule)
     cards.add("Longest kernels of the trace, per step", _kernels(diff))
     cards.tell("Notes", diff.notes)
     return cards.html(f"{diff.scenario}: trace")

@@ -18,20 +18,10 @@ def packed(values: Any, dtype: str = "float32") -> dict[str, str]:
     return {"dtype": _DTYPES[dtype], "bdata": base64.b64encode(array.tobytes()).decode("ascii")}
 
 
-def unpacked(value: dict[str, str]) -> np.ndarray[Any, np.dtype[Any]]:
-    """The inverse of `packed`."""
-    return np.frombuffer(base64.b64decode(value["bdata"]), dtype=f"<{value['dtype']}")
-
-
 def compressed(value: object) -> str:
     """JSON, compressed and in base64, so that it may stand inside a script element whatever its strings hold."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return base64.b64encode(gzip.compress(text.encode(), compresslevel=4, mtime=0)).decode("ascii")
-
-
-def decompressed(text: str) -> Any:
-    """The inverse of `compressed`."""
-    return json.loads(gzip.decompress(base64.b64decode(text)))
 
 
 def time_unit(makespan_s: float) -> tuple[str, float]:

@@ -66,12 +66,6 @@ class Table:
         return f"<div class=scroll tabindex=0><table>{head}<tbody>{body}</tbody></table></div>"
 
 
-def card(title: str, body: str, width: str = "", note: str = "") -> str:
-    """A section; `width` is "" or "half" of a wide screen."""
-    text = f"<p class=soft>{escape(note)}</p>" if note else ""
-    return f'<section class="card {width}"><h2>{escape(title)}</h2>{text}{body}</section>'
-
-
 def tiles(shown: Iterable[tuple[str, ...]]) -> str:
     """Headline figures: (title, value, more, style), of which the last two may be missing."""
     boxes = ""
@@ -101,33 +95,35 @@ class Cards:
         self._figures: list[dict[str, Any]] = []
 
     def add(self, title: str, body: str, width: str = "", note: str = "") -> None:
-        """A section, as `card`."""
-        self._parts.append(card(title, body, width, note))
+        """A section; `width` is "" or "half" of a wide screen."""
+        text = f"<p class=soft>{escape(note)}</p>" if note else ""
+        self._parts.append(f'<section class="card {width}"><h2>{escape(title)}</h2>{text}{body}</section>')
 
-    def draw(self, title: str, figure: dict[str, Any] | None, width: str = "", note: str = "") -> None:
-        """A section with a figure; none without one."""
+    def draw(self, title: str, figure: dict[str, Any] | None, width: str = "", note: str = "", below: str = "") -> None:
+        """A section with a figure, and what stands under it; none without one."""
         if figure is not None:
             self._figures.append(figure)
-            self.add(title, plot(figure), width, note)
+            self.add(title, plot(figure) + below, width, note)
+
+    def tabulate(self, title: str, table: Table, width: str = "", note: str = "") -> None:
+        """A section with a table; none without rows."""
+        if table.rows:
+            self.add(title, table.html(), width, note)
 
     def tell(self, title: str, texts: Sequence[str], width: str = "") -> None:
         """A section with a list of texts; none without any."""
         if texts:
             self.add(title, "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in texts) + "</ul>", width)
 
-    def html(self, title: str) -> str:
-        """The whole document."""
-        return page(title, "".join([*self._parts, "</div>"]), self._figures)
-
-
-def page(title: str, body: str, figures: list[dict[str, Any]], gantt: dict[str, Any] | None = None) -> str:
-    """The whole document."""
-    policy = _POLICY.format(site="" if OFFLINE.get() else f" {PLOTLY_SITE}")
-    return (
-        f'<!doctype html><html lang=en><head><meta charset=utf-8><title>{escape(title)}</title>'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        f'<meta name=viewport content="width=device-width, initial-scale=1"><link rel=icon href="data:,">'
-        f"<style>{_STYLE}</style></head><body><main>{body}</main><div id=tip></div>"
-        f'<script type="application/gzip" id=data>{compressed({"figures": figures, "gantt": gantt})}</script>{plotly_script()}'
-        f"<script>{SCRIPT}</script></body></html>"
-    )  # fmt: skip
+    def html(self, title: str, gantt: dict[str, Any] | None = None) -> str:
+        """The whole document; what a Gantt is drawn from goes to the place of the figure of that name."""
+        data = compressed({"figures": self._figures, "gantt": gantt})
+        policy = _POLICY.format(site="" if OFFLINE.get() else f" {PLOTLY_SITE}")
+        return (
+            f'<!doctype html><html lang=en><head><meta charset=utf-8><title>{escape(title)}</title>'
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+            f'<meta name=viewport content="width=device-width, initial-scale=1"><link rel=icon href="data:,">'
+            f"<style>{_STYLE}</style></head><body><main>{''.join(self._parts)}</div></main><div id=tip></div>"
+            f'<script type="application/gzip" id=data>{data}</script>{plotly_script()}'
+            f"<script>{SCRIPT}</script></body></html>"
+        )  # fmt: skip

@@ -30,12 +30,9 @@ def plan_page(report: PlanReport) -> str:
         note = f"Medians with one assumption at its low or high end; as planned {report.tornado.base_days or 0.0:,.4g} days."
         cards.draw("Which assumption moves the answer most", figures.tornado(report.tornado), "half", note)
         cards.add("The same in numbers", Table(plan.TORNADO_HEADS, plan.tornado_rows(report.tornado), (1, 2, 3)).html(), "half")
-    if report.published:
-        cards.add("Published figures (never inputs)", Table(plan.PUBLISHED_HEADS, plan.published_rows(report), (1, 2, 3)).html())
-    if answer.closed_forms:
-        cards.add(plan.CLOSED_FORMS_TITLE, Table(("", ""), plan.closed_form_rows(answer), (1,)).html(), "half")
-    if storage := plan.storage_rows(answer):
-        cards.add(plan.STORAGE_TITLE, Table(("", ""), storage, (1,)).html(), "half")
+    cards.tabulate("Published figures (never inputs)", Table(plan.PUBLISHED_HEADS, plan.published_rows(report), (1, 2, 3)))
+    cards.tabulate(plan.CLOSED_FORMS_TITLE, Table(("", ""), plan.closed_form_rows(answer), (1,)), "half")
+    cards.tabulate(plan.STORAGE_TITLE, Table(("", ""), plan.storage_rows(answer), (1,)), "half")
     note = 'Numbers of the kind "assumed" are nobody\'s measurement: replace them by your own.'
     cards.add("What this rests on", Table(plan.ASSUMPTION_HEADS, plan.assumption_rows(answer)).html(), "", note)
     return cards.html(answer.name)

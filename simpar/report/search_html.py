@@ -14,7 +14,7 @@ import numpy as np
 from simpar.program.program import COMPUTE_KINDS, OpKind
 from simpar.readings import TENTH
 from simpar.report.gantt import KINDS
-from simpar.report.page import Table, card, page, plot, tiles
+from simpar.report.page import Cards, Table, tiles
 from simpar.report.search_points import Point, name_of, points_of
 from simpar.report.search_view import proof, trade_text, turn
 from simpar.report.step_figures import figure
@@ -44,7 +44,6 @@ _BOTTLENECKS: Final = {
 def search_page(answer: Answer, reasons: list[Why], files: Files | None = None) -> str:
     """The page as HTML; `files`: what a layout is run with."""
     points = points_of(answer)
-    figures = [f for f in (_scatter(points, answer), _coordinates(points)) if f]
     best = answer.best
     title = f"Search: {answer.found[0].space.template.name}"
     state = proof(answer.gap, finished=answer.finished, found=best is not None)
@@ -55,12 +54,13 @@ def search_page(answer: Answer, reasons: list[Why], files: Files | None = None) 
     limits = "; ".join(str(c) for c in answer.wish.constraints)
     under = f"<p class=soft>with {escape(limits)}</p>" if limits else ""
     front = "The front" if answer.wish.front else "Best layouts"
-    cards = [card(front, _table(answer).html() + _losers(answer) + _next(answer.runner_up))] if best is not None else []
+    cards = Cards(f"<h1>{escape(title)}</h1>{under}{tiles(shown)}")
+    if best is not None:
+        cards.add(front, _table(answer).html() + _losers(answer) + _next(answer.runner_up))
     if files is not None and best is not None:
-        cards.append(card("Export", _exports(answer, files), "", _EXPORT_NOTE))
-    if figures:
-        cards.append(card("Step time and memory, by bottleneck", plot(figures[0]), "", _SCATTER_NOTE))
-        cards.append(card("The space as parallel coordinates", plot(figures[1]), "", _LINES_NOTE))
+        cards.add("Export", _exports(answer, files), "", _EXPORT_NOTE)
+    cards.draw("Step time and memory, by bottleneck", _scatter(points, answer), "", _SCATTER_NOTE)
+    cards.draw("The space as parallel coordinates", _coordinates(points), "", _LINES_NOTE)
     if best is not None:
         longest = max(c.result.step_time_s for c in answer.candidates[:GANTTS])
         gantts = "".join(
@@ -68,13 +68,14 @@ def search_page(answer: Answer, reasons: list[Why], files: Files | None = None) 
         )
         body = f'{_legend(answer)}<div id=gantts style="{_GRID}">{gantts}</div>'
         note = "One row per pipeline rank, all on the same scale; hover names the op."
-        cards.append(card("Gantts of the best layouts", body, "", note))
-    cards += [card(f"Why not {r.asked}?" if r.asked else "Why nothing will do", _why(r)) for r in reasons]
+        cards.add("Gantts of the best layouts", body, "", note)
+    for reason in reasons:
+        cards.add(f"Why not {reason.asked}?" if reason.asked else "Why nothing will do", _why(reason))
     rejected = Table(("layouts", "reason"), [(f"{n:,}", r) for r, n in answer.counts("rejected").items()], (0,))
     evaluated = Table(("layouts", "tier"), [(f"{n:,}", t.replace("_", " ")) for t, n in answer.counts("evaluated").items()], (0,))
-    cards += [card("Rejected", rejected.html(), "half"), card("Evaluated", evaluated.html(), "half")]
-    body = f"<h1>{escape(title)}</h1>{under}{tiles(shown)}<div class=cards>{''.join(cards)}</div>"
-    return page(title, body, figures)
+    cards.add("Rejected", rejected.html(), "half")
+    cards.add("Evaluated", evaluated.html(), "half")
+    return cards.html(title)
 
 
 _GRID = "display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,max(420px,40%)),1fr));gap:14px"

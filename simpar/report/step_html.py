@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from html import escape
-from typing import Any
 
 from simpar.report import layout_plot, memory_plot, step_figures
 from simpar.report.gantt import gantt
-from simpar.report.page import Table, card, page, plot, tiles
+from simpar.report.page import Cards, Table, plot, tiles
 from simpar.report.step_table import PARTS_HEADS, advice, format_metric, part_rows, unit_of
 from simpar.result.published import IN_SAMPLE
 from simpar.result.result import MFU_DEFINITION, Result
@@ -22,37 +21,36 @@ _ROW, _FEW_ROWS, _LARGEST = (42, 96), 560, 1150
 def step_page(result: Result) -> str:
     """The page as HTML text."""
     chart = gantt(result)
-    figures: list[dict[str, Any]] = []
-
-    def draw(figure: dict[str, Any]) -> str:
-        figures.append(figure)
-        return plot(figure)
-
     ranks = max(len(chart["roles"]), 1)
     height = min(130 + ranks * min(max(_ROW[0], _FEW_ROWS // ranks), _ROW[1]), _LARGEST)
-    parts = [_head(result), "<div class=cards>"]
-    parts.append(card("Pipeline: what every rank does, and when", plot({"id": "gantt", "height": height, "notes": chart["notes"]}),
-                      note="Drag to zoom, double-click to see the whole step, point at an op for its terms. Shades of a colour "
-                           "alternate by micro-batch."))  # fmt: skip
-    parts.append(card("Where the step goes", draw(step_figures.waterfall(result)), "half", advice(result)))
-    communication = step_figures.communication(result)
-    if communication is not None:
-        parts.append(card("Communication: running and exposed", draw(communication), "half"))
-    parts.append(card("Memory over the step", draw(memory_plot.over_time(result)), "half"))
-    parts.append(card("Memory by pipeline rank", draw(memory_plot.by_rank(result)), "half"))
+    cards = Cards(_head(result))
+    cards.add("Pipeline: what every rank does, and when", plot({"id": "gantt", "height": height, "notes": chart["notes"]}),
+              note="Drag to zoom, double-click to see the whole step, point at an op for its terms. Shades of a colour "
+                   "alternate by micro-batch.")  # fmt: skip
+    cards.draw("Where the step goes", step_figures.waterfall(result), "half", advice(result))
+    cards.draw("Communication: running and exposed", step_figures.communication(result), "half")
+    cards.draw("Memory over the step", memory_plot.over_time(result), "half")
+    cards.draw("Memory by pipeline rank", memory_plot.by_rank(result), "half")
     if layout_plot.is_regular(result):
-        parts.append(card("Layout on the machine", draw(layout_plot.layout_figure(result)) + _placements(result), "half"))
-    if (fleet := layout_plot.fleet(result)) is not None:
-        parts.append(card("Every node of the job, pod by pod", draw(fleet)))
-    interval = step_figures.interval(result)
-    if interval is not None:
-        low, high = result.step_interval.low, result.step_interval.high
-        text = f"80 %: {format_seconds(low)} to {format_seconds(high)}. The categories whose constants widen it most:"
-        parts.append(card("How sure the step time is", draw(interval), "half", text))
-    if rows := part_rows(result):
-        parts.append(card("Who does what", Table(PARTS_HEADS, rows, ()).html(), "half"))
-    parts += [_peak(result), _tensors(result), _provenance(result), _published(result), _notes(result), "</div>"]
-    return page(result.layout.scenario.name, "".join(parts), figures, chart)
+        heads = ("groups", "ranks", "nodes touched", "widest layer crossed")
+        places = Table(heads, layout_plot.placements(result), (1, 2))
+        cards.draw("Layout on the machine", layout_plot.layout_figure(result), "half", below=places.html() if places.rows else "")
+    cards.draw("Every node of the job, pod by pod", layout_plot.fleet(result))
+    low, high = result.step_interval.low, result.step_interval.high
+    text = f"80 %: {format_seconds(low)} to {format_seconds(high)}. The categories whose constants widen it most:"
+    cards.draw("How sure the step time is", step_figures.interval(result), "half", text)
+    cards.tabulate("Who does what", Table(PARTS_HEADS, part_rows(result)), "half")
+    worst = result.worst_rank
+    title = f"Peak of pipeline rank {worst.rank}, the fullest, at {format_seconds(worst.peak_time_s)}"
+    cards.tabulate(title, _peak(result), "half")
+    note = "Beside weights and states. Held for: from the pass that makes one to the end of the pass that uses it last, on average."
+    cards.tabulate(f"Tensors alive at the peak of pipeline rank {worst.rank}", _tensors(result), "half", note)
+    cards.tabulate("Categories and how their prices are known", _provenance(result), "half")
+    cards.tabulate("What is published about it", _published(result))
+    weak = [k for k, v in result.provenance.items() if v == "assumed"]
+    assumed = [f"Assumed, without a source: {', '.join(weak)}."] if weak else []
+    cards.tell("Notes", [f"MFU counts {MFU_DEFINITION}.", *result.notes, *assumed])
+    return cards.html(result.layout.scenario.name, chart)
 
 
 def _head(result: Result) -> str:
@@ -86,36 +84,26 @@ def _head(result: Result) -> str:
     return f"<h1>{escape(layout.scenario.name)}</h1><p>{escape(text)}</p>{described}{tiles(shown)}"
 
 
-def _placements(result: Result) -> str:
-    rows = layout_plot.placements(result)
-    return Table(("groups", "ranks", "nodes touched", "widest layer crossed"), rows, (1, 2)).html() if rows else ""
-
-
-def _peak(result: Result) -> str:
+def _peak(result: Result) -> Table:
     """What fills the fullest rank, largest first."""
     worst = result.worst_rank
     parts = sorted(memory_plot.device_parts(worst).items(), key=lambda item: -item[1])
     total = worst.device_bytes
     rows = [(name.replace("_", " "), format_bytes(v), f"{v / total:.1%}" if total else "") for name, v in parts]
     rows.append(("device", format_bytes(total), f"{total / result.device_memory_bytes:.1%} of the device"))
-    title = f"Peak of pipeline rank {worst.rank}, the fullest, at {format_seconds(worst.peak_time_s)}"
-    return card(title, Table(("", "bytes", "share"), rows, (1, 2)).html(), "half")
+    return Table(("", "bytes", "share"), rows, (1, 2))
 
 
-def _tensors(result: Result) -> str:
+def _tensors(result: Result) -> Table:
     """Tensors that come and go and are alive at the peak of the fullest rank, by name."""
     rows = [
         (row["tensor"], str(row["count"]), format_bytes(row["bytes"]), format_seconds(row["mean_life_s"]))
         for row in result.tensors_at_peak()[:_TENSORS]
     ]
-    if not rows:
-        return ""
-    title = f"Tensors alive at the peak of pipeline rank {result.worst_rank.rank}"
-    note = "Beside weights and states. Held for: from the pass that makes one to the end of the pass that uses it last, on average."
-    return card(title, Table(("tensor", "alive", "bytes", "held for"), rows, (1, 2, 3)).html(), "half", note)
+    return Table(("tensor", "alive", "bytes", "held for"), rows, (1, 2, 3))
 
 
-def _provenance(result: Result) -> str:
+def _provenance(result: Result) -> Table:
     """Every category of the step: seconds, share, and how its prices are known."""
     step = result.step_time_s
     widths = dict(result.step_interval.dominated_by)
@@ -127,28 +115,17 @@ def _provenance(result: Result) -> str:
         rows.append((name.replace("_", " "), result.provenance.get(name, "timeline"), format_seconds(seconds),
                      f"{seconds / step:.1%}" if step else "", half))  # fmt: skip
     heads = ("category", "price is", "mean per step", "share", "80 % half-width")
-    return card("Categories and how their prices are known", Table(heads, rows, (2, 3, 4)).html(), "half")
+    return Table(heads, rows, (2, 3, 4))
 
 
-def _published(result: Result) -> str:
+def _published(result: Result) -> Table:
     """Published facts of the scenario beside the prediction."""
-    facts = result.published
-    if not facts:
-        return ""
     rows = [
         (fact.metric.replace("_", " "), format_metric(fact.metric, fact.published),
          "" if fact.predicted is None else format_metric(fact.metric, fact.predicted),
          "" if fact.error is None else f"{fact.error:+.1%}",
          IN_SAMPLE if fact.fitted and fact.error is not None else "", fact.source)
-        for fact in facts
+        for fact in result.published
     ]  # fmt: skip
     heads = ("metric", "published", "predicted", "difference", "", "source")
-    return card("What is published about it", Table(heads, rows, (1, 2, 3)).html())
-
-
-def _notes(result: Result) -> str:
-    texts = [f"MFU counts {MFU_DEFINITION}.", *result.notes]
-    weak = [k for k, v in result.provenance.items() if v == "assumed"]
-    if weak:
-        texts.append(f"Assumed, without a source: {', '.join(weak)}.")
-    return card("Notes", "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in texts) + "</ul>")
+    return Table(heads, rows, (1, 2, 3))

@@ -18,6 +18,7 @@ from simpar.result.result import Result
 from simpar.result.shorter_steps import SAME
 from simpar.schedules import SCHEDULES
 from simpar.schedules.family import ScheduleFamily
+from simpar.specs.counts import microbatches
 from simpar.specs.scenario import Scenario
 from simpar.specs.size import passes_of
 
@@ -45,9 +46,7 @@ def _shorter_counts(scenario: Scenario, rounds: int) -> tuple[int, int, int] | N
     Args:
         rounds: of the shorter one.
     """
-    plan, training = scenario.plan, scenario.training
-    dp = plan.dp or scenario.world_size // (plan.tp * plan.cp * plan.pp)
-    total = training.global_batch_size // (training.micro_batch_size * dp)
+    plan, total = scenario.plan, microbatches(scenario)
     group = plan.microbatch_group_size or plan.pp
     few = rounds * group + total % group
     more = few + group

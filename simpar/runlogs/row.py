@@ -14,7 +14,7 @@ from simpar.evidence.run_rows import run_of
 from simpar.graph.types import GELUS
 from simpar.interop.meaning import meaning, schedule_name, stage_counts
 from simpar.interop.scenario_text import scenario_table
-from simpar.specs.counts import resolved_dp, resolved_etp
+from simpar.specs.counts import microbatches, resolved_dp, resolved_etp
 from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario
 
@@ -120,7 +120,7 @@ def _plan(scenario: Scenario) -> dict[str, Any]:
 
 
 def _training(scenario: Scenario) -> dict[str, Any]:
-    t, dp = scenario.training, resolved_dp(scenario)
+    t = scenario.training
     lora = f"lora rank {t.lora_rank}" + {"all": ", all linear", "qv": ", q and v", "mlp": ", MLP alone"}.get(t.lora_modules, "")
     routing = t.routing
     words = {"balanced": "force-balanced", "lognormal": "natural"}.get(routing.kind, routing.kind)
@@ -135,7 +135,7 @@ def _training(scenario: Scenario) -> dict[str, Any]:
         "task": lora if t.trainable == "lora" else "pretrain",
         "seq_len": t.sequence_length, "micro_batch": t.micro_batch_size, "global_batch": t.global_batch_size,
         "document_tokens": t.document_lengths[0] if len(set(t.document_lengths)) == 1 else list(t.document_lengths) or None,
-        "grad_accum": t.global_batch_size // (t.micro_batch_size * dp),
+        "grad_accum": microbatches(scenario),
         "precision": "pure bf16" if t.pure_bf16 else _PRECISIONS.get(t.precision, t.precision),
         "grad_dtype": t.gradient_dtype, "optimizer": _OPTIMIZERS.get(t.optimizer, t.optimizer),
         "compile": t.compile, "cuda_graphs": "full" if t.cuda_graphs else "none",

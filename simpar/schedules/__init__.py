@@ -15,11 +15,9 @@ from simpar.schedules.building_block import V_HALF, V_MIN
 from simpar.schedules.dualpipe import DUALPIPE
 from simpar.schedules.dualpipe_v import DUALPIPE_V
 from simpar.schedules.family import ScheduleFamily
-from simpar.schedules.gpipe import GPIPE, NAIVE
-from simpar.schedules.interleaved import INTERLEAVED
-from simpar.schedules.interleaved_bfs import INTERLEAVED_BFS
+from simpar.schedules.gpipe import GPIPE, INTERLEAVED_BFS, NAIVE
+from simpar.schedules.interleaved import INTERLEAVED, ONE_F_ONE_B
 from simpar.schedules.interleaved_zb import INTERLEAVED_ZB, ZB_H1, ZB_H2
-from simpar.schedules.one_f_one_b import ONE_F_ONE_B
 from simpar.schedules.order import PREREQUISITES, Chain, OrderArrays, Replay, Rows
 from simpar.schedules.schedule import Schedule
 from simpar.schedules.zb_v import ZB_V

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
+from itertools import count
 from math import inf, isfinite
 
 from simpar.errors import Violation
 from simpar.schedules.action import Action, Phase
 from simpar.schedules.automatic_wave import Board, StageTimes, play, waves
 from simpar.schedules.family import ScheduleFamily
+from simpar.schedules.interleaved_zb import delayed_weights
 from simpar.schedules.schedule import Schedule, loop_placement
 
 Amount = float | Sequence[float]
@@ -44,39 +46,24 @@ def _stage_times(num_ranks: int, limit: float, **options: object) -> StageTimes:
 
 def _handcrafted(num_ranks: int, num_microbatches: int) -> Iterator[list[list[str]]]:
     """ZB-H1, ZB-H2 and 1F1B with each weight gradient right after its input gradient, as phases per rank."""
+    forwards, gradients = ([Action(0, phase, m) for m in range(num_microbatches)] for phase in (Phase.F, Phase.I))
     for ahead, delay in ((1, 1), (2, 2), (1, 0)):
-        rows = []
-        for rank in range(num_ranks):
-            warmup = min(ahead * (num_ranks - rank - 1), num_microbatches)
-            row = ["F"] * warmup
-            for position in range(num_microbatches):
-                row += ["F"] * (position + warmup < num_microbatches) + ["I"] + ["W"] * (position >= delay * rank)
-            rows.append(row + ["W"] * min(delay * rank, num_microbatches))
-        yield rows
+        rows = (delayed_weights(forwards, gradients, ahead * (num_ranks - r - 1), delay * r) for r in range(num_ranks))
+        yield [[action.phase.value for action in row] for row in rows]
 
 
-def _runs(rows: Sequence[Sequence[str]], num_microbatches: int) -> bool:
-    """Whether the ranks never wait for each other in a circle, whatever the durations."""
-    done = [dict.fromkeys("FIW", 0) for _ in rows]
-    position, moved = [0] * len(rows), True
-    while moved:
-        moved = False
-        for rank, row in enumerate(rows):
-            while position[rank] < len(row):
-                phase = row[position[rank]]
-                before = {"F": done[rank - 1]["F"] if rank else num_microbatches,
-                          "I": done[rank + 1]["I"] if rank + 1 < len(rows) else done[rank]["F"], "W": done[rank]["I"]}  # fmt: skip
-                if done[rank][phase] >= before[phase]:
-                    break
-                done[rank][phase] += 1
-                position[rank] += 1
-                moved = True
-    return all(at == len(row) for at, row in zip(position, rows, strict=True))
+def _schedule(name: str, num_microbatches: int, phases: Sequence[Sequence[str]]) -> Schedule:
+    """The schedule with these phases per rank, each rank's one stage taking the microbatches in turn."""
+    rows = []
+    for rank, row in enumerate(phases):
+        turn = {phase: count() for phase in "FIW"}
+        rows.append(tuple(Action(rank, Phase(phase), next(turn[phase])) for phase in row))
+    return Schedule(name, len(rows), num_microbatches, loop_placement(len(rows), 1), tuple(rows))
 
 
 @lru_cache(maxsize=128)
-def _best(times: StageTimes, num_microbatches: int, flush: bool) -> tuple[tuple[str, ...], ...]:
-    """Phases per rank of the best order found; of equal ones the first."""
+def _best(name: str, times: StageTimes, num_microbatches: int, flush: bool) -> Schedule:
+    """The best order found; of equal ones the first."""
     boards = waves(times, num_microbatches)
     for rows in _handcrafted(times.ranks, num_microbatches):
         board = play(times, num_microbatches, rows)
@@ -90,21 +77,13 @@ def _best(times: StageTimes, num_microbatches: int, flush: bool) -> tuple[tuple[
         return (makespan, span) if flush else (span, makespan)
 
     # On clocks that tie, two ranks may each be placed first where only the other's result lets them start.
-    found = next(board for board in sorted(boards, key=score) if _runs(board.rows, num_microbatches))
-    return tuple(map(tuple, found.rows))
+    found = (_schedule(name, num_microbatches, board.rows) for board in sorted(boards, key=score))
+    return next(schedule for schedule in found if not schedule.replay().blocked)
 
 
 def _order(num_ranks: int, num_microbatches: int, virtual_stages: int, *, name: str, times: float, **options: object) -> Schedule:
     stage_times = _stage_times(num_ranks, times * num_ranks, **options)
-    rows = []
-    for rank, phases in enumerate(_best(stage_times, num_microbatches, bool(options.get("flush", False)))):
-        count = dict.fromkeys("FIW", -1)
-        row = []
-        for phase in phases:
-            count[phase] += 1
-            row.append(Action(rank, Phase(phase), count[phase]))
-        rows.append(tuple(row))
-    return Schedule(name, num_ranks, num_microbatches, loop_placement(num_ranks, 1), tuple(rows))
+    return _best(name, stage_times, num_microbatches, bool(options.get("flush", False)))
 
 
 def _rules(num_ranks: int, num_microbatches: int, virtual_stages: int, **options: object) -> Iterator[Violation]:

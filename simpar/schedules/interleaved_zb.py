@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from simpar.schedules.action import Action, Phase
 from simpar.schedules.family import Order, ScheduleFamily
-from simpar.schedules.interleaved import equal_rounds, round_size, visits
-from simpar.schedules.schedule import Schedule, loop_placement
+from simpar.schedules.interleaved import Row, equal_rounds, looped, round_size
+from simpar.schedules.schedule import Schedule
 
 
-def delayed_weights(forwards: list[Action], input_gradients: list[Action], warmup: int, delay: int) -> tuple[Action, ...]:
-    """`warmup` forwards, then F and I in turn, each weight gradient `delay` input gradients after its own."""
+def delayed_weights(forwards: list[Action], input_gradients: list[Action], warmup: int, delay: int) -> Row:
+    """`warmup` forwards (or all), then F and I in turn, each weight gradient `delay` input gradients after its own."""
+    warmup = min(warmup, len(forwards))
     row = forwards[:warmup]
     weights = [Action(action.stage, Phase.W, action.microbatch) for action in input_gradients]
     for position, gradient in enumerate(input_gradients):
@@ -31,39 +32,27 @@ def delayed_weights(forwards: list[Action], input_gradients: list[Action], warmu
     return (*row, *weights[max(0, len(weights) - delay) :])
 
 
-def _one_stage_each(name: str, apart: int) -> Order:
-    """One stage per rank; the first of two neighbours has `apart` forwards more before its first input gradient, and delays its
-    weight gradients by so many less."""
+def _delayed(name: str, apart: int = 1) -> Order:
+    """The first of two neighbours has `apart` forwards more before its first input gradient, and delays its weight gradients by so
+    many less."""
 
     def order(num_ranks: int, num_microbatches: int, virtual_stages: int) -> Schedule:
-        rows = []
-        for rank in range(num_ranks):
-            forwards, gradients = ([Action(rank, phase, m) for m in range(num_microbatches)] for phase in (Phase.F, Phase.I))
-            warmup = min(apart * (num_ranks - rank - 1), num_microbatches)
-            rows.append(delayed_weights(forwards, gradients, warmup, delay=apart * rank))
-        return Schedule(name, num_ranks, num_microbatches, loop_placement(num_ranks, virtual_stages), tuple(rows))
+        group = round_size(num_ranks, num_microbatches)
+
+        def row(rank: int, forwards: list[Action], gradients: list[Action]) -> Row:
+            warmup = apart * (num_ranks - rank - 1) + (virtual_stages - 1) * group
+            return delayed_weights(forwards, gradients, warmup, delay=apart * rank)
+
+        return looped(name, (num_ranks, num_microbatches, virtual_stages), group, Phase.I, row)
 
     return order
-
-
-def _order(num_ranks: int, num_microbatches: int, virtual_stages: int) -> Schedule:
-    group = round_size(num_ranks, num_microbatches)
-    visited = visits(num_microbatches, virtual_stages, group)
-    rows = []
-    for rank in range(num_ranks):
-        warmup = num_ranks - rank - 1 + (virtual_stages - 1) * group
-        forwards = [Action(local * num_ranks + rank, Phase.F, m) for local, m in visited]
-        gradients = [Action((virtual_stages - 1 - local) * num_ranks + rank, Phase.I, m) for local, m in visited]
-        rows.append(delayed_weights(forwards, gradients, min(warmup, len(visited)), delay=rank))
-    placement = loop_placement(num_ranks, virtual_stages)
-    return Schedule("interleaved_zb", num_ranks, num_microbatches, placement, tuple(rows))
 
 
 INTERLEAVED_ZB = ScheduleFamily(
     name="interleaved_zb",
     summary="interleaved 1F1B with split backwards: bubble (p-1)(F+B-2W)/v at 1F1B's memory on every rank",
     source="Qi et al. 2023, arXiv 2401.10241; torch ScheduleInterleavedZeroBubble",
-    order=_order,
+    order=_delayed("interleaved_zb"),
     rules=equal_rounds,
     splits_backward=True,
     torch_class="ScheduleInterleavedZeroBubble",
@@ -72,7 +61,7 @@ ZB_H1 = ScheduleFamily(
     name="zb-h1",
     summary="1F1B with split backwards: bubble (p-1)(F+B-2W), p microbatches held on every rank",
     source="Qi et al. 2023, arXiv 2401.10241, section 2.1; torch ScheduleInterleavedZeroBubble with one stage",
-    order=_one_stage_each("zb-h1", apart=1),
+    order=_delayed("zb-h1"),
     virtual_stages=1,
     splits_backward=True,
     torch_class="ScheduleInterleavedZeroBubble",
@@ -81,7 +70,7 @@ ZB_H2 = ScheduleFamily(
     name="zb-h2",
     summary="split backwards and a longer warm-up: no bubble if F = I = W; 2p - 1 microbatches on every rank",
     source="Qi et al. 2023, arXiv 2401.10241, section 2.2; the order is derived here",
-    order=_one_stage_each("zb-h2", apart=2),
+    order=_delayed("zb-h2", apart=2),
     virtual_stages=1,
     splits_backward=True,
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from simpar.errors import SimparError
-from simpar.evidence.predicted import memory_of, prediction_of
+from simpar.evidence.predicted import prediction_of
 from simpar.evidence.row_values import read_values
 from simpar.evidence.run_rows import measured_of
 from simpar.result.result import Result
@@ -69,12 +69,7 @@ def explain_run(row: Mapping[str, Any], result: Result, job: Job | None = None, 
     if differs:
         rule = "; ".join(f"the run says {field} {theirs}, the scenario {ours}" for field, ours, theirs in differs)
         return Explained(name, measured.step_time_s, result.step_time_s, {}, (), differs, f"another configuration ran: {rule}")
-    peak = None
-    if measured.peak_memory_bytes is not None:
-        predicted, _, _, band = memory_of(prediction_of(result), measured.memory_kind, first_rank=measured.memory_first_rank)
-        near = predicted if band is None else min(max(measured.peak_memory_bytes, band[0]), band[1])
-        peak = (measured.peak_memory_bytes, near)
-    signs = signs_of(row, expected, peak)
+    signs = signs_of(row, expected, measured.peaks(prediction_of(result)))
     found = diagnose(signs, expected, causes_of(expected, job or job_of(result)))
     return Explained(name, measured.step_time_s, result.step_time_s, signs, tuple(found))
 

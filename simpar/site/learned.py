@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from simpar.evidence.run_type import Run
-from simpar.evidence.run_workers import Bar, in_workers
+from simpar.evidence.run_workers import Bar, in_order
 from simpar.site.observed import NEUTRAL, Observed, Unused, evidence_of, observe
 from simpar.site.posterior import FACTORS, FREEDOM, TENTH_OF_T, FloatArray, Posterior, Prior, learn
 from simpar.specs.calibration import SITE_FACTORS, constant
@@ -104,7 +104,7 @@ def adapt(runs: Iterable[Run], *, name: str = "site", workers: int = 1, progress
         progress: show a bar on standard error.
     """
     wanted, prior = list(runs), shipped_prior()
-    seen = of_one_group(_observed(wanted, NEUTRAL, workers, progress))
+    seen = of_one_group(in_order(partial(observe, at=NEUTRAL), wanted, workers, Bar(len(wanted), progress)))
     first = [run for run in seen if isinstance(run, Observed)]
     found = learn(evidence_of(first), prior)
     lines = evidence_of(first)
@@ -112,7 +112,8 @@ def adapt(runs: Iterable[Run], *, name: str = "site", workers: int = 1, progress
     if first and np.abs(np.log(after / [run.predicted[0] for run in first])).max() > MOVED:
         # What overlaps is no straight line: once more around the factors found.
         at, used = _at(found), {run.id for run in first}
-        again = _observed([run for run in wanted if run.id in used], at, workers, progress)
+        same = [run for run in wanted if run.id in used]
+        again = in_order(partial(observe, at=at), same, workers, Bar(len(same), progress))
         kept = [run for run in again if isinstance(run, Observed)]
         if len(kept) == len(first):
             kept = [replace(run, kind=before.kind) for run, before in zip(kept, first, strict=True)]
@@ -136,15 +137,6 @@ def of_one_group(seen: Sequence[Observed | Unused]) -> list[Observed | Unused]:
         return Unused(run.id, f"{run.group}, not {group}: a site is one framework on one GPU; adapt these runs on their own")
 
     return [kept(run) for run in seen]
-
-
-def _observed(runs: Sequence[Run], at: Site, workers: int, progress: bool) -> list[Observed | Unused]:
-    found: dict[int, Observed | Unused] = {}
-    with Bar(len(runs), progress) as bar:
-        for index, one in in_workers(partial(observe, at=at), runs, workers):
-            found[index] = one
-            bar.advance(1)
-    return [found[index] for index in range(len(runs))]
 
 
 def _at(found: Posterior) -> Site:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from simpar.errors import SimparError
-from simpar.evidence.predicted import AtSite, Prediction, memory_of, predict_at, stalled
+from simpar.evidence.predicted import AtSite, Prediction, predict_at, stalled
 from simpar.evidence.run_type import Measured, Run
 from simpar.evidence.spread import predict_run
 from simpar.model.kind import group_of, kind_of
@@ -104,12 +104,7 @@ def _observed(run: Run, scenario: Scenario, measured: float, at: Site) -> Observ
     if stalled(found, scenario, measured):
         return Unused(run.id, "about half a second lost at every blocking send: stalled sends, not the site's speed")
     lines = _lines(run, found, answer, at)
-    memory = None
-    if run.measured.peak_memory_bytes is not None:
-        peak, _, _, band = memory_of(found, run.measured.memory_kind, first_rank=run.measured.memory_first_rank)
-        near = peak if band is None else min(max(run.measured.peak_memory_bytes, band[0]), band[1])
-        memory = (run.measured.peak_memory_bytes, near)
-    return Observed(run.id, measured, lines, (found.step_time_s, found.step_low_s, found.step_high_s), memory,
+    return Observed(run.id, measured, lines, (found.step_time_s, found.step_low_s, found.step_high_s), run.measured.peaks(found),
                     group_of(scenario), kind_of(scenario, found.step_time_s))  # fmt: skip
 
 

@@ -59,26 +59,7 @@ class Expected:
 
 
 Signs = dict[str, float]
-"""Name -> value; names that a run does not show are left out."""
-
-MEANING: Final[dict[str, str]] = {
-    "step": "log(measured / predicted) of the step",
-    "compute": "log(measured / predicted) of the median rank's compute",
-    "uneven": "log of the slowest over the median rank's compute",
-    "exposed": "communication that compute waits for, beyond the predicted, as a share of the predicted step",
-    "hidden": "share of the communication that runs beside compute, beyond the predicted",
-    "traffic": "log(measured / predicted) of all time in communication, waits inside it included",
-    "idle": "device idle beyond the predicted, as a share of the predicted step",
-    "starved": "1 where kernels start as soon as they are launched",
-    "tail": "log of the 90th percentile over the median step",
-    "mean": "log of the step time given over the median step",
-    "full": "1 where reserved memory is near the device's",
-    "retries": "1 where the allocator gave memory back and asked again",
-    "load": "log of the fullest expert's tokens over the mean",
-    "data": "share of the step that its log gives to loading data",
-    "memory": "log(measured / predicted) of the memory peak",
-    "paused": "1 where checkpoints or evaluations lie in the time given",
-}
+"""Name -> value (docs/site.md); names that a run does not show are left out."""
 
 
 def signs_of(row: Mapping[str, Any], expected: Expected, peak: tuple[float, float] | None = None) -> Signs:

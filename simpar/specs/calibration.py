@@ -73,6 +73,8 @@ KNOWN: Final[dict[str, Known]] = {
         "more of it in a forward that waits for the tokens of each expert (Host.expert_layer_cpu_s)"),
     "host.layer_slowdown": Known(2.6, (0.5, 5.0),
         "times that host.layer_s takes on Grace: Megatron-LM of 2026-01; 2.6 = as launches"),
+    "routing.spread": Known(0.0, (0.0, 3.0),
+        "standard deviation of experts' loads over their mean: routers without a bias, 32 experts or more"),
     "search.mesh_error": Known(0.0, (0.0, 0.3), "error that layouts of one mesh and micro-batch share (sd of a logarithm)"),
     "search.own_error": Known(0.0, (0.0, 0.3), "error of one layout among those of its mesh (sd of a logarithm)"),
     "site.common": Known(0.0, (0.0, 1.0),

@@ -21,6 +21,11 @@ def resolved_dp(scenario: Scenario) -> int:
     return plan.dp or max(1, scenario.world_size // (plan.tp * plan.cp * plan.pp))
 
 
+def microbatches(scenario: Scenario) -> int:
+    """Micro-batches per step of one data-parallel rank: gradient accumulation."""
+    return scenario.training.global_batch_size // (scenario.training.micro_batch_size * resolved_dp(scenario))
+
+
 def resolved_etp(plan: PlanSpec) -> int:
     """Tensor parallelism inside an expert: the plan's, or tp without expert parallelism and 1 with it."""
     return plan.etp or (plan.tp if plan.ep == 1 else 1)

@@ -73,7 +73,8 @@ TRANSFORMERS: Final = (
     Row(
         (2025, 8),
         {"optimizer_kernel": "fused", "optimizer_traffic_bytes": 34.0,
-         "attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn")), "sdpa": True},
+         "attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn")), "sdpa": True,
+         "rocm_attention": ""},
         "transformers training_args.py: adamw_torch_fused by default with torch 2.8 and later; modeling_utils.py: torch's SDPA "
         "unless a run asks for another, whose first choice on Hopper and Blackwell is cuDNN by then; masking_utils.py "
         "_ignore_causal_mask_sdpa: a layer of a window shorter than the sequence gets its mask as a tensor",

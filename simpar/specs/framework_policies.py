@@ -62,6 +62,9 @@ class Kernels(Policy):
         torch_ring: context parallelism other than by all-to-all is torch's ring (parallel/context.py, `_torch_ring`).
         attention: (architecture, kernel) pairs; an architecture that is missing takes the pair of "".
         attention_head_dim: (architecture or "", widest head, kernel of wider ones); of those that apply the last counts.
+        rocm_attention: what runs instead of a fused kernel of `attention` on AMD's GPUs, FlexAttention apart: fa2 (Composable
+            Kernel: flash-attn's and, at first, TransformerEngine's), aiter; "" = what torch's SDPA runs there.
+        rocm_sdpa: what that is.
         sdpa: attention is torch's scaled_dot_product_attention, to which a window comes as a mask (parallel/local_layer.py).
         unlisted_attention: kernels that per-op selective checkpointing does not save, so that they run again.
         listed_exchanges: of which models it saves what expert ranks exchange: none, those without norms of queries and keys, all.
@@ -115,6 +118,8 @@ class Kernels(Policy):
     torch_ring: bool = False
     attention: tuple[tuple[str, AttentionKernel], ...] = (("", "fa2"), ("hopper", "fa3"), ("blackwell", "cudnn"))
     attention_head_dim: tuple[tuple[str, int, AttentionKernel], ...] = ()
+    rocm_attention: AttentionKernel | Literal[""] = "fa2"
+    rocm_sdpa: AttentionKernel = "unfused"
     sdpa: bool = False
     unlisted_attention: tuple[AttentionKernel, ...] = ()
     listed_exchanges: Literal["none", "unnormed", "all"] = "all"
@@ -137,6 +142,8 @@ class Kernels(Policy):
         """The attention kernel on a GPU of `architecture` ("ampere", ...), of heads that it takes."""
         table = dict(self.attention)
         kernel = table.get(architecture, table[""])
+        if architecture.startswith("cdna") and kernel not in ("unfused", "flex"):
+            return self.rocm_attention or self.rocm_sdpa
         return kernel if kernel == "unfused" else _NEWEST_KERNEL.get(architecture, kernel)
 
 

@@ -12,7 +12,7 @@ from simpar.specs.framework_finetuning import FINETUNING, FINETUNING_ALIASES
 from simpar.specs.framework_releases import Base
 from simpar.specs.framework_releases import FrameworkRow as Row
 from simpar.specs.framework_runtime import LAZY_CONNECTIONS, MiB
-from simpar.specs.framework_torch import MODEL_CODE, NANOTRON, TORCHTITAN
+from simpar.specs.framework_torch import MODEL_CODE, NANOTRON, ROCM_TE, TORCHTITAN
 from simpar.specs.framework_torch import TORCH as _TORCH
 from simpar.specs.framework_words import LOSS_WORK
 
@@ -103,6 +103,7 @@ _MEGATRON: Final = (
         "NGC 25.05 has torch 2.8, which holds collectives' tensors until they are waited for instead of recording streams; "
         "TransformerEngine 2.3 module/base.py get_dummy_wgrad: one placeholder per weight shape, kept; its cross-entropy turns the "
         "16-bit logits into their gradient in place (--cross-entropy-loss-fusion --cross-entropy-fusion-impl te)"),
+    Row((2025, 6), *ROCM_TE),
     Row((2025, 7),
         {"attention_head_dim": (("blackwell", 192, "fa2"), ("", 256, "unfused"))},
         "TransformerEngine fused_attn.cpp: heads of 192 and 128 train on sm_100 from cuDNN 9.11 on (NGC 25.07), of 256 from 9.23 "
@@ -308,7 +309,7 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
              "transformers with FlashAttention 2 and peft's adapters (see transformers), whose models' RMSNorm is a chain of "
              "elementary kernels; before version 5 it loops over experts, and ZeRO-3 fetches each weight of them, which is not "
              "priced: the one run known, 5 ms per expert and pass, tells no law"),
-         Row((2025, 8), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn"))},
+         Row((2025, 8), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn")), "rocm_attention": ""},
              "torch 2.8 SDPA, the default of transformers' models"),
          Row((2026, 3), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn9.19"))},
              "torch 2.11 comes with cuDNN 9.19 (2.10 with 9.10)")),

@@ -1,4 +1,5 @@
-"""What the software below every framework takes of the device, as dated rows: CUDA context, NCCL's buffers, cuBLAS's workspaces.
+"""What the software below every framework takes of the device and brings, as dated rows: CUDA context, NCCL's buffers, cuBLAS's
+workspaces, torch's attention on AMD's GPUs.
 
 The rows of framework_rows.py come on top; a framework whose container is ahead of torch's wheels says so there.
 """
@@ -36,7 +37,19 @@ RUNTIME: Final = (
         "torch 2.0 takes cuBLAS's workspaces from its own allocator (pytorch issue 95668, PR 89027: :4096:2:16:8, on Hopper "
         "32 MiB), one for each host thread and stream that multiplies: the caller's and autograd's",
     ),
+    Row(
+        (2024, 4),
+        {"rocm_sdpa": "aotriton"},
+        "torch 2.3 comes with AOTriton 0.4b (compatibility table of ROCm/aotriton README.md). That its backward was slower by far "
+        "before 0.7b of torch 2.5 (pytorch issue 135431) is not priced",
+    ),
     Row((2025, 4), LAZY_CONNECTIONS, "torch 2.7's wheels come with NCCL 2.26, those before with 2.21"),
+    Row(
+        (2025, 10),
+        {"rocm_sdpa": "aotriton0.11"},
+        "torch 2.9 comes with AOTriton 0.11b, whose backward is AITER's on gfx942 and gfx950 where it takes the inputs (pytorch PR "
+        "161754; v3python/rules/op_database of 2025-08: the fastest at every square size)",
+    ),
     Row(
         (2026, 3),
         {"blas_workspace_bytes": (("", 8_519_680.0), ("hopper", 32 * MiB), ("blackwell", 32 * MiB))},

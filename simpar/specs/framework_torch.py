@@ -23,6 +23,14 @@ CUTLASS's persistent scheduler (aten/src/ATen/native/cuda/GroupMM.cu); host time
 (torch 2.13, one server core); FSDP1's CPUOffload(offload_params) and FSDP2's CPUOffloadPolicy take parameters, gradients and the
 optimizer's states to the host, where its step runs (distributed/fsdp/api.py, _fully_shard/_fsdp_api.py)."""
 
+ROCM_TE: Final = (
+    {"rocm_attention": "aiter"},
+    "ROCm TransformerEngine runs AITER's v3 kernels on gfx942 and gfx950 (README.rst: NVTE_CK_USES_FWD_V3 and NVTE_CK_USES_BWD_V3, "
+    "on unless told otherwise in 2.x; with 1.13 the recipes of AMD's image rocm/megatron-lm v25.5 ask for them), before that "
+    "Composable Kernel's, preferred to AOTriton's",
+)
+"""Changes and source."""
+
 NANOTRON: Final = (
     Row(
         (2024, 1),
@@ -67,7 +75,8 @@ TORCHTITAN: Final = (
          "whole_embedding_gradient": True, "value_views": True, "expert_output_fp32": True, "separate_casts": True,
          "only_cp_style": "all_gather", "selective_recompute": ("op",), "microbatch_per_stage": True,
          "sequence_parallel_default": True, "gradient_adds": "pipelines", "fsdp_gather_copy_bytes": 4.0,
-         "fsdp_reduce_copy_bytes": 6.0, "unlisted_attention": ("cudnn",), "fsdp_group_cpu_s": (0.36e-3, 0.42e-3),
+         "fsdp_reduce_copy_bytes": 6.0, "unlisted_attention": ("cudnn",), "rocm_attention": "",
+         "fsdp_group_cpu_s": (0.36e-3, 0.42e-3),
          "fsdp_weight_cpu_s": (67e-6, 108e-6), "tensor_module_cpu_s": (0.23e-3, 0.29e-3), "op_layer_cpu_s": (1.45e-3, 1.3e-3),
          "optimizer_tensor_cpu_s": 43e-6,
          "recompute_stops_early": True, "balances_in_turn": True, "listed_exchanges": "none", "logits_fp32_copies": 3.5},
@@ -169,7 +178,7 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              "torch modules with DistributedDataParallel; torch.compile takes the whole model, whose forward has the loss (nanoGPT "
              "model.py, transformers loss/loss_utils.py); torchao's casts, as nanochat's loop has them; cross_entropy of 16-bit "
              "logits stays in 16 bits where no autocast turns them into fp32"),
-         Row((2023, 1), {"attention": (("", "fa1"),)},
+         Row((2023, 1), {"attention": (("", "fa1"),), "rocm_attention": ""},
              "nightlies of torch 2.0, whose scaled_dot_product_attention is FlashAttention 1 (nanoGPT takes it since then)"),
          Row((2024, 1), {"attention": (("", "fa2"),)}, "torch 2.2: FlashAttention 2"),
          Row((2024, 10), {"unfused_attention_fp32": True},
@@ -184,9 +193,10 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
     ),
     "torch-te": (
         "torch-autocast",
-        (Row((2022, 9), {"te_scaling": "delayed", "separate_casts": False},
+        (Row((2022, 9), {"te_scaling": "delayed", "separate_casts": False, "rocm_attention": "fa2"},
              "TransformerEngine pytorch/quantization.py: fp8_autocast around its layers, whose recipe of one scale a tensor is "
-             "DelayedScaling"),),
+             "DelayedScaling"),
+         Row((2025, 6), *ROCM_TE)),
     ),
     "olmo-core": (
         "torchtitan",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-AttentionKernel = Literal["unfused", "fa1", "fa2", "fa3", "flex", "cudnn", "cudnn9.19"]
+AttentionKernel = Literal["unfused", "fa1", "fa2", "fa3", "flex", "cudnn", "cudnn9.19", "aiter", "aotriton", "aotriton0.11"]
 GradientDtype = Literal["fp32", "bf16", "fp16"]
 Recompute = Literal["none", "selective", "full"]
 Placeholders = Literal["none", "each", "shapes"]

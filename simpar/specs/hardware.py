@@ -35,9 +35,6 @@ class Sourced(Spec, Generic[Q]):
         return {"value": value, "kind": "assumed", "source": "given without a source"}
 
 
-Fraction = Annotated[float, Field(gt=0, le=1)]
-
-
 class GpuSpec(Spec):
     """One accelerator."""
 

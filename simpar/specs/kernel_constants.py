@@ -113,7 +113,7 @@ class HeadConstants(Spec):
 class AttentionConstants(Spec):
     """One attention kernel on one GPU; form: docs/formulas_kernels.md, section Attention."""
 
-    kernel: Literal["fa1", "fa2", "fa3", "cudnn", "trtllm-gen", "fa4", "unfused"]
+    kernel: Literal["fa1", "fa2", "fa3", "cudnn", "trtllm-gen", "fa4", "aiter", "aotriton", "unfused"]
     library: str
     mode: Mode
     causal: bool

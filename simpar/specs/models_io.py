@@ -35,6 +35,11 @@ def table_names() -> list[str]:
     return sorted(path.stem for path in _PRESETS.glob("*.toml"))
 
 
+def preset_of(model: AnyModel) -> str | None:
+    """The preset, among those that are tables, that `model` is; none where it is no shipped one."""
+    return next((name for name in table_names() if load_model(name) == model), None)
+
+
 def _plain(text: str) -> str:
     """A name of a model in the spelling of presets."""
     plain = re.sub(r"[\s_]+", "-", text.lower()).replace("gpt-3", "gpt3")

@@ -13,7 +13,7 @@ from typing import Final
 
 from simpar.errors import InputError, Violation
 from simpar.specs.architecture import ArchitectureSpec
-from simpar.specs.counts import layer_count, model_stages, resolved_dp
+from simpar.specs.counts import layer_count, microbatches, model_stages
 from simpar.specs.encoders import layer_counts
 from simpar.specs.model import CnnSpec, MlpSpec, TransformerSpec
 from simpar.specs.reference import of_reference, other_model, reference_of
@@ -79,12 +79,10 @@ def limits() -> dict[str, int]:
 
 def passes_of(scenario: Scenario) -> Passes:
     """What one pipeline of `scenario` runs."""
-    training = scenario.training
-    count = training.global_batch_size // (training.micro_batch_size * resolved_dp(scenario))
     layers, other = layer_count(scenario.model) + layer_counts(scenario), reference_of(scenario)
     if other is not None:
         layers += layer_count(other.model)
-    return Passes(max(count, 1), model_stages(scenario.plan), layers)
+    return Passes(max(microbatches(scenario), 1), model_stages(scenario.plan), layers)
 
 
 def check_ops(scenario: Scenario, ops: int) -> None:

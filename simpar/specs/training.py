@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Final, Literal, get_args
 
 from pydantic import AfterValidator, Field
@@ -50,7 +49,7 @@ class RoutingSpec(Spec):
     """lognormal: a trained router's popularity of experts; balanced: every expert has the mean, as benchmarks force it; uniform:
     every expert is as likely, so chance alone spreads the tokens."""
     spread: Annotated[float, Field(ge=0, le=3)] | None = None
-    """lognormal: standard deviation of the experts' loads over their mean. 0.05-0.1 under a bias that balances them, 0.2-0.45 of
+    """lognormal: standard deviation of the experts' loads over their mean. 0.05-0.1 under a bias that balances them, 0.2-0.9 of
     trained models, 1 early in training (docs/finetuning.md); none = by the router: `spread_of`."""
     alpha: Annotated[float, Field(ge=0)] = 0.0
     """Zipf exponent of the expert popularity."""
@@ -69,11 +68,13 @@ class RoutingSpec(Spec):
 
 BIASED_SPREAD: Final = 0.07
 """Under a bias per expert that balances loads (DeepSeek-V3): 0.05 to 0.1 (arXiv 2408.15664)."""
-TRAINED_SPREAD: Final = (0.3, 128, 0.45)
-"""Of other routers at so many experts, and at most. A coarse expert holds several fine ones, whose loads average: the spread goes
-with the square root of their number. Of 8 experts under an auxiliary loss the fullest has 1.04 to 1.22 of the mean, 0.03 to 0.15
-(shawntan/scattermoe issue 10); Ginis of 0.1 to 0.25 at 64 to 256 experts of trained checkpoints on text are 0.2 to 0.45 (arXiv
-2605.20982)."""
+TRAINED_SPREAD: Final = (0.6, 32)
+"""Of other routers, from so many experts on. Trained checkpoints on text: Ginis of 0.1 to 0.25 are 0.2 to 0.45, up to 2.35 times
+that on random tokens (arXiv 2605.20982). In training: 0.9 where the load-balancing loss, about 1 + spread^2, is 1.87
+(mlc-ai/pith-train issue 79); fullest ranks of 1.3 to 4.0 times the mean and a step 1.49 times a balanced one's (arXiv 2606.04101);
+GPT-OSS, twice as fast once its ranks are even (arXiv 2601.17111). Runs of GPT-OSS and Qwen 3 put it between (`routing.spread` in
+the registry). Coarse experts hold several fine ones, whose loads average: of 8 the fullest has 1.04 to 1.22 of the mean, 0.03 to
+0.15, under an auxiliary loss (shawntan/scattermoe issue 10); from there to 32 it is taken to grow with their number."""
 
 
 def spread_of(routing: RoutingSpec, model: TokenModel, moe: MoeSpec) -> float:
@@ -82,8 +83,8 @@ def spread_of(routing: RoutingSpec, model: TokenModel, moe: MoeSpec) -> float:
         return routing.spread
     if balanced_by_bias(model, moe):
         return BIASED_SPREAD
-    spread, experts, most = TRAINED_SPREAD
-    return min(spread * math.sqrt(moe.num_experts / experts), most)
+    spread, experts = TRAINED_SPREAD
+    return spread * min(moe.num_experts / experts, 1.0)
 
 
 def balanced_by_bias(model: TokenModel, moe: MoeSpec) -> bool:

@@ -7,7 +7,7 @@ A rate-sharing engine needs no more than `links` and `route`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import overload
@@ -59,22 +59,6 @@ class LinkTable:
     capacity_bytes_per_s: FloatArray
     latency_s: FloatArray
     names: Sequence[str]
-
-    def scaled(self, factors: Mapping[int, float]) -> LinkTable:
-        """The same links, some slower: link id -> factor on its capacity (a flapping cable, a port at half
-        rate).
-
-        Raises:
-            InputError: no such link, or a negative factor.
-        """
-        bad = [i for i, f in factors.items() if not 0 <= i < len(self.capacity_bytes_per_s) or f < 0]
-        if bad:
-            raise InputError(f"links {bad}: ids are 0 to {len(self.capacity_bytes_per_s) - 1} and factors at least 0")
-        capacity = self.capacity_bytes_per_s.copy()
-        for link, factor in factors.items():
-            capacity[link] *= factor
-        capacity.setflags(write=False)
-        return LinkTable(capacity, self.latency_s, self.names)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from simpar.report.serve.front import refused
 from simpar.report.serve.programs import Programs, step_of
 from simpar.report.serve.state import Bases, State
 from simpar.result.result import Result
-from simpar.specs.counts import resolved_dp
+from simpar.specs.counts import microbatches
 from simpar.specs.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -61,9 +61,7 @@ class Answer:
 
 def actions_of(scenario: Scenario) -> int:
     """Forward and backward passes of all virtual stages over all micro-batches of one pipeline."""
-    plan, training = scenario.plan, scenario.training
-    microbatches = training.global_batch_size // (training.micro_batch_size * resolved_dp(scenario))
-    return 2 * microbatches * plan.pp * plan.virtual_stages
+    return 2 * microbatches(scenario) * scenario.plan.pp * scenario.plan.virtual_stages
 
 
 def check_size(scenario: Scenario) -> None:

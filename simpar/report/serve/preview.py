@@ -12,7 +12,7 @@ from simpar.report.serve.answer import Run, actions_of, run_for
 from simpar.report.serve.programs import Programs, priced_step, step_of
 from simpar.result.folded import with_microbatches
 from simpar.result.result import Result
-from simpar.specs.counts import resolved_dp
+from simpar.specs.counts import microbatches
 from simpar.specs.scenario import Scenario
 
 CHEAP = 4_000
@@ -44,7 +44,7 @@ class Preview:
 
 def preview(scenario: Scenario, tokens: float, usd_per_gpu_hour: float, goodput: float, lowering: Programs) -> Preview | None:
     """The first answer; None where a step with so few micro-batches is not possible."""
-    every = _microbatches(scenario)
+    every = microbatches(scenario)
     for few in _counts(scenario, every):
         try:
             short, once = _quick(scenario, few, lowering)
@@ -57,11 +57,6 @@ def preview(scenario: Scenario, tokens: float, usd_per_gpu_hour: float, goodput:
         run = run_for(rate, short.world_size, tokens, usd_per_gpu_hour, goodput)
         return Preview(step, short, (few, every), rate, run, _extended(short, step, every / few, float(once.mean())))
     return None
-
-
-def _microbatches(scenario: Scenario) -> int:
-    training = scenario.training
-    return training.global_batch_size // (training.micro_batch_size * resolved_dp(scenario))
 
 
 def _counts(scenario: Scenario, every: int) -> list[int]:
