@@ -13,6 +13,7 @@ from simpar.evidence.run_rows import run_of
 from simpar.graph.attention_kernels import score_parts
 from simpar.graph.kernel_types import KernelPlan
 from simpar.model.ledger import total_parameters
+from simpar.parallel.lifetimes import lifetimes
 from simpar.specs.architecture import ArchitectureSpec
 from simpar.specs.framework import framework
 from simpar.specs.models_io import model_from_table
@@ -157,3 +158,18 @@ def test_a_gelu_that_is_written_out() -> None:
     same, _ = model_of(bert(**sizes, mlp_type="gelu"))
     assert {k for k in table if table[k] != same[k]} == {"activation"}
     assert table["activation"] == "gelu_new"
+
+
+@pytest.mark.parametrize(("precision", "kept"), [("fp16 mixed", [4, 2, 1]), ("fp32", [4, 4, 1])])
+def test_each_tensor_of_the_scores_is_asked_for_alone(precision: str, kept: list[int]) -> None:
+    """Output, what is multiplied with the values, mask; gradients before and after dropout as wide as the softmax computes."""
+    scenario = run_of(bert(precision=precision)).scenario
+    assert scenario is not None
+    block = prepare(scenario, detail="stage").layout.stage_blocks[0][1]
+    scores = 4 * 16 * 512 * 512
+    forward, backward = (
+        [size // scores for tensor, size in steps if size and size % scores == 0 and part in tensor]
+        for steps, part in ((lifetimes(block).forward, "softmax"), (lifetimes(block).backward, "scores"))
+    )
+    assert sorted(forward, reverse=True) == kept
+    assert backward == [4, 4, 4]

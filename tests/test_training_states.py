@@ -208,6 +208,9 @@ def logits_held(scenario: Scenario) -> float:
         ("transformers", "2024-06", "fused", 8.0),  # fp32 logits from the head, turned into their gradient, and its 16-bit copy
         ("transformers", "2025-10", "chunked", 12.0 / 8),
         ("torchtune", "2025-03", "auto", 6.0),  # 16-bit logits and the fp32 softmax of all pieces
+        ("torchtitan", "2024-05", "unfused", 16.0),  # the fp32 logits stay over the backward as well
+        ("torchtitan", "2024-06", "unfused", 12.0),
+        ("lit-gpt", "2024-03", "unfused", 12.0),
         ("prime-rl", "2026-01", "auto", 16.0),  # fp32 logits of the head stay beside torch's cross-entropy
         ("prime-rl", "2025-12", "tiled", 16.0 / (VOCABULARY / 8192)),
         ("prime-rl", "2026-01", "tiled", 16.0 / (VOCABULARY / 2048)),

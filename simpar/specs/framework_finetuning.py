@@ -190,7 +190,8 @@ LIT_GPT: Final = (
     Row(
         (2023, 6),
         {"pure_bf16": True, "zero_stage_default": 0, "recompute_default": "none", "gradient_adds": "", "normed_bytes": 4.0,
-         "qkv_copies": 2 / 3, "loss_chunks": 1, "logits_fp32_copies_chunked": 2.5, "fsdp_defers_reduction": True,
+         "logits_fp32_copies": 2.5, "qkv_copies": 2 / 3, "loss_chunks": 1, "logits_fp32_copies_chunked": 2.5,
+         "fsdp_defers_reduction": True,
          "quantised_inputs": True},
         "litgpt pretrain.py: precision bf16-true, weights and optimizer states in bf16; rmsnorm.py multiplies by the weight in "
         "fp32; model.py: queries and keys are turned out of place, values stay a view of what one linear made; Fabric turns the "

@@ -79,7 +79,7 @@ TORCHTITAN: Final = (
          "fsdp_group_cpu_s": (0.36e-3, 0.42e-3),
          "fsdp_weight_cpu_s": (67e-6, 108e-6), "tensor_module_cpu_s": (0.23e-3, 0.29e-3), "op_layer_cpu_s": (1.45e-3, 1.3e-3),
          "optimizer_tensor_cpu_s": 43e-6,
-         "recompute_stops_early": True, "balances_in_turn": True, "listed_exchanges": "none"},
+         "recompute_stops_early": True, "balances_in_turn": True, "listed_exchanges": "none", "logits_fp32_copies": 3.5},
         "torchtitan models/llama/model.py (repeat_kv before attention, whose copies autograd keeps, compiled or not); torch "
         "FSDP2 _fsdp_collectives.py: weights are split out of the gathered buffer (16 bits read and written), gradients "
         "chunked into the one that is reduced in fp32, both on the compute stream; torch _functional_collectives.py "
@@ -101,6 +101,8 @@ TORCHTITAN: Final = (
         "torchtitan parallelize_llama.py "
         "apply_tp (norms are SequenceParallel) and apply_ac (checkpoint_wrapper, not reentrant, which since torch 2.1 stops where "
         "all saved tensors are made again); models/moe _debug_force_load_balance_routing (experts in turn)"),
+    Row((2024, 6), {"logits_fp32_copies": 2.5},
+        "torchtitan PR 391 deletes the fp32 logits before the backward (torchtune PR 1046 too), which held them until then"),
     Row((2024, 12), {"expandable_segments_one_node": True},
         "torchtitan run_train.sh (one node) sets expandable_segments, multinode_trainer.slurm does not"),
     Row((2025, 3), {"logits_fp32_copies_compiled": 0.5},
