@@ -159,7 +159,7 @@ MUTANTS = (
            "max((narrowest.value, *strange, *elsewhere))", "narrowest.value", ("tests/test_constants.py",)),
     Mutant("p90 is p95", "simpar/statistics.py", "np.quantile(size, 0.9)", "np.quantile(size, 0.95)", (SURFACE,)),
     # -- search
-    Mutant("undercut the wrong way round", "simpar/searching/swept.py",
+    Mutant("undercut the wrong way round", "simpar/searching/evaluation.py",
            "(self.rows <= prices[row]).all(axis=1)", "(self.rows >= prices[row]).all(axis=1)", (SURFACE,)),
     Mutant("a closed design is opened again", "simpar/searching/closed.py", "if found.name in self.known:", "if False:",
            ("tests/test_search_store.py::test_a_search_killed_inside_its_parts_goes_on_there",)),

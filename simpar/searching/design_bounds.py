@@ -15,13 +15,11 @@ from simpar.searching.blocks import BlockTable, Gathered
 from simpar.searching.choice import Choice, Offload, Pipeline, State
 from simpar.searching.incumbents import Incumbents
 from simpar.searching.memo import kept
-from simpar.searching.open_layouts import Design, OpenLayouts
-from simpar.searching.pairs import stage_pairs
-from simpar.searching.parents import parents, with_parents
+from simpar.searching.open_layouts import Design, OpenLayouts, parents, with_parents
 from simpar.searching.pricing import Pricing
 from simpar.searching.shapes import shape_of
 from simpar.searching.space import Space
-from simpar.searching.stages import Stages
+from simpar.searching.stages import Stages, stage_pairs
 from simpar.searching.state_sharding import Cut, Shardings, StateBound, StateBytes
 
 BoolArray = NDArray[np.bool_]
