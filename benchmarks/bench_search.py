@@ -45,7 +45,7 @@ def designs(branch: Branch, count: int) -> list[Design]:
     """Random pipelines of a space."""
     draw = random.Random(0)
     found: list[Design] = []
-    nodes = branch.nodes()
+    nodes = branch.space.nodes()
     while len(found) < count:
         group, batch, m = draw.choice(nodes)
         pipelines = branch.space.pipelines(group.pp, m)

@@ -160,7 +160,7 @@ MUTANTS = (
            "max((narrowest.value, *strange, *elsewhere))", "narrowest.value", ("tests/test_constants.py",)),
     Mutant("p90 is p95", "simpar/statistics.py", "np.quantile(size, 0.9)", "np.quantile(size, 0.95)", (SURFACE,)),
     # -- search
-    Mutant("undercut the wrong way round", "simpar/searching/swept.py",
+    Mutant("undercut the wrong way round", "simpar/searching/evaluation.py",
            "(self.rows <= prices[row]).all(axis=1)", "(self.rows >= prices[row]).all(axis=1)", (SURFACE,)),
     Mutant("a closed design is opened again", "simpar/searching/closed.py", "if found.name in self.known:", "if False:",
            ("tests/test_search_store.py::test_a_search_killed_inside_its_parts_goes_on_there",)),
@@ -168,6 +168,9 @@ MUTANTS = (
            "np.where(few <= even, few,", "0.7 * np.where(few <= even, few,", ("tests/test_search_mixed.py",)),
     Mutant("schedules in a V are bounded without waits", "simpar/searching/design_bounds.py", "ways=ways,", "ways=0.0 * ways,",
            ("tests/test_search_bounds.py::test_waits_and_pairs_of_schedules_in_a_v_are_in_the_bounds",)),
+    Mutant("what may fit is asked of layouts that offload nothing", "simpar/searching/design_bounds.py",
+           "least = Offload(max(o.activations for o in self.space.offloads), any(o.optimizer for o in self.space.offloads))",
+           "least = Offload(0.0, False)", ("tests/test_search_objectives.py::test_the_front_counts_offloading",)),
     Mutant("what one queue holds up is in no bound", "simpar/searching/state_sharding.py",
            "(gathers + reduces) @", "0.0 * (gathers + reduces) @",
            ("tests/test_search_bounds.py::test_gathers_and_reductions_of_one_queue_hide_behind_nothing",)),

@@ -109,7 +109,7 @@ def test_bounds_of_all_pipelines_at_once_are_those_of_each(name: str, monkeypatc
     branch, draw = branch_of(name), random.Random(4)
     # All at once know no kernels, of which most lose more than the least beside a send.
     monkeypatch.setattr(branch.pricing.sends, "loss", partial(branch.pricing.sends.loss, least=True))
-    for group, batch, m in draw.sample(branch.nodes(), 6):
+    for group, batch, m in draw.sample(branch.space.nodes(), 6):
         pipelines = branch.space.pipelines(group.pp, m)
         for variant in branch.space.variants(group)[:2]:
             together = branch.set_bounds.pipeline_seconds(group, batch, m, variant)

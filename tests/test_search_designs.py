@@ -93,7 +93,7 @@ def test_memory_floors_never_exceed_what_the_layouts_of_a_pipeline_need(space: S
         cluster = space.template.cluster.model_copy(update={"memory_scale": scale})
         small = Space(space.template.model_copy(update={"cluster": cluster}), space.restrictions, space.framework)
         branch, free = Branch(small), Incumbents()
-        for group, batch, m in branch.nodes():
+        for group, batch, m in branch.space.nodes():
             for variant in small.variants(group):
                 more = branch.memory_floors.seconds(group, batch, m, variant, branch.capacity)
                 if more is None:

@@ -19,8 +19,7 @@ from simpar.program.lower import lower
 from simpar.program.program import Program, Stream
 from simpar.searching.choice import Choice
 from simpar.searching.evaluation import Evaluation
-from simpar.searching.intervals import Intervals
-from simpar.searching.parts import unseen_of
+from simpar.searching.parts import Intervals, unseen_of
 from simpar.searching.pricing import Pricing
 from simpar.step import prepare, simulate
 

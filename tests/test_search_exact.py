@@ -16,9 +16,9 @@ from simpar.searching.branch import DOMINATED, Branch
 from simpar.searching.choice import Choice
 from simpar.searching.find import find
 from simpar.searching.incumbents import Incumbents, Scored
+from simpar.searching.nodes import Together
 from simpar.searching.parts import Wish
 from simpar.searching.space import Space
-from simpar.searching.together import Together
 from simpar.step import simulate
 
 PLAIN = (

@@ -22,7 +22,7 @@ from simpar.cli import main
 from simpar.errors import InputError
 from simpar.searching import cluster as on_cluster
 from simpar.searching import executors
-from simpar.searching.board import Board
+from simpar.searching.executors import Board
 from simpar.searching.find import Found, Watch, find
 from simpar.searching.incumbents import Incumbents, Limits
 from simpar.searching.parts import Wish

@@ -93,7 +93,7 @@ def test_pipelines_that_memory_rules_out_fit_under_no_recomputation(framework: s
     branch, draw, seen = Branch(space), random.Random(1), set()
     floors, capacity = branch.memory_floors, branch.capacity / 2
     for _ in range(24):
-        group, batch, m = draw.choice(branch.nodes())
+        group, batch, m = draw.choice(branch.space.nodes())
         variant, full = draw.choice(space.variants(group)), floors._fullest_of(group.pp, m)
         if full is None:
             continue

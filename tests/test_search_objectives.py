@@ -179,7 +179,8 @@ MEASURE = Measure(64, 8, 1e6, 5e16, 1e15, 2.0, 150.0, 900.0, 80e9)
 def test_the_longest_step_for_a_limit_meets_it(metric: str, seconds: float) -> None:
     value = MEASURE.metrics(seconds, 0.0)[metric]
     assert MEASURE.longest(metric, value) == pytest.approx(seconds, rel=1e-9)
-    assert (MEASURE.value(metric, 1.01 * seconds, 0.0) > MEASURE.value(metric, seconds, 0.0)) is True
+    longer, shorter = (oriented(MEASURE.metrics(each, 0.0), metric) for each in (1.01 * seconds, seconds))
+    assert longer > shorter
 
 
 def test_energy_is_idle_power_all_the_time_and_the_rest_at_peak() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from simpar.parallel.layout import Layout
 from simpar.schedules import Schedule
+from simpar.specs.framework import FrameworkSpec
+from simpar.specs.plan import PlanSpec
 
 
 def p2p_blocks(layout: Layout, schedule: Schedule) -> bool:
@@ -32,6 +34,11 @@ def reductions_block(layout: Layout) -> bool:
 
 def optimizer_waits(layout: Layout, schedule: Schedule) -> bool:
     """Whether every rank waits for the gradients of all ranks (their global norm) before its update."""
-    if layout.plan.synchronous_optimizer is not None:
-        return layout.plan.synchronous_optimizer
-    return not (layout.framework.optimizer.optimizer_post_validation and schedule.splits_backward)
+    return update_waits(layout.plan, layout.framework, splits=schedule.splits_backward)
+
+
+def update_waits(plan: PlanSpec, spec: FrameworkSpec, *, splits: bool) -> bool:
+    """The same of any layout of a plan whose schedule runs input and weight gradients apart, or does not."""
+    if plan.synchronous_optimizer is not None:
+        return plan.synchronous_optimizer
+    return not (spec.optimizer.optimizer_post_validation and splits)

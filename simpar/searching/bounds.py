@@ -133,55 +133,55 @@ def pipeline_bound(
         m: micro-batches per step.
         sends: its boundary tensors.
     """
-    send, blocking = sends.seconds, sends.blocking
-    forward = seconds[:, F]
-    hops = shape.before @ (np.ones(shape.stages))
-    crossing = np.minimum(hops, shape.first) * send
-    head = forward @ shape.before.T + crossing
+    forward, send, blocking = seconds[:, F], sends.seconds, float(sends.blocking)
+    heads, tails, own = _ways(shape, m, sends.beside, blocking=sends.blocking)
+    head, around_head = (forward @ way.T + send * (count - sends.loss * passed) for way, count, passed in (heads * 2)[:2])
     if shape.style == "pairs":
         each = np.stack([forward, compute[:, F], seconds[:, B], compute[:, B], seconds[:, I], seconds[:, W]])
         work = np.einsum("krs,kps->rp", each, passes)
     else:
         backward = seconds[:, B] if shape.style == "full" else seconds[:, I] + seconds[:, W]
         work = m * ((forward + backward) @ shape.share.T)
-    if blocking:
-        work = work + m * shape.sends * send
-    sent = 2.0 * crossing + (m * shape.sends * send if blocking else 0.0)
-    if shape.style == "full":
-        tail = seconds[:, B] @ shape.before.T + crossing
-        if blocking:
-            # The send of a rank's last backward is part of what follows, beside which gradients may be reduced already.
-            work = work - np.minimum(crossing, send)
-    else:
-        tail = np.zeros_like(head)
-    around_head, around_tail = head, tail
+    tail, around_tail = (seconds[:, B] @ way.T + send * (n - sends.loss * passed) for way, n, passed in (tails * 2)[:2])
     group = shape.group(m)
-    if group:
-        # The first micro-batch reaches a rank's last chunk through all stages before it; until then the rank had only the
-        # forwards of one group through its other chunks to run. The same backwards, from the last micro-batch's last chunk on.
-        last = np.arange(shape.stages - shape.ranks, shape.stages)
-        through = np.arange(shape.stages)[None, :] < last[:, None]
-        others = shape.share.copy()
-        others[:, -shape.ranks :] = 0.0
-        blocked = group * (shape.stages // shape.ranks - 1) * send if blocking else 0.0
-        # What the rank sends meanwhile is not beside what comes after.
-        spared = blocked + sends.loss * send * _passed(shape, group, sends.beside)
-        around_head = forward @ through.T + last * send - group * (forward @ others.T) - spared
-        sent = sent + 2.0 * last * send
-        if shape.style == "full":
-            backward = seconds[:, B]
-            around_tail = backward @ through.T + last * send - group * (backward @ others.T) - spared - blocking * send
+    around = np.arange(shape.stages - shape.ranks, shape.stages) if group else np.zeros(shape.ranks)
+    sent = send * (2.0 * (heads[0][1] + around) + m * shape.sends * blocking)
     slowed = (2.0 * send * (1.0 + sends.blocks)).astype(np.float64)
     none = np.zeros(0, dtype=np.int64)
     return PipelineBound(
-        head, work, tail, around_head, around_tail, sent, shape.order, shape.style == "full", group > 0,
+        head, work + send * own, tail, around_head, around_tail, sent, shape.order, shape.style == "full", group > 0,
         sends.beside * send, sends.loss, sends.density, slowed, np.zeros((len(seconds), 0)), none, none,
     )  # fmt: skip
 
 
-def _passed(shape: Shape, group: int, beside: FloatArray) -> FloatArray:
-    """Sends that follow the ops of a rank's other chunks in one group of micro-batches, no more than half of those counted."""
-    return np.minimum(group * (shape.stages // shape.ranks - 1.0), 0.5 * beside)
+Way = tuple[FloatArray, FloatArray, FloatArray]
+"""How often a chain before or after a rank's own ops passes each stage, float array [ranks, stages]; the boundary tensors in it,
+and those of the rank that it takes the place of, float arrays [ranks]."""
+
+
+def _ways(shape: Shape, m: int, beside: FloatArray, *, blocking: bool) -> tuple[list[Way], list[Way], FloatArray]:
+    """The chains before the first ops of ranks, those after their last ones (nothing where backwards are not whole), and boundary
+    tensors among their own ops."""
+    hops = np.minimum(shape.before.sum(axis=1), shape.first)
+    none, full = np.zeros(shape.ranks), shape.style == "full"
+    heads: list[Way] = [(shape.before, hops, none)]
+    tails: list[Way] = heads.copy() if full else [(np.zeros_like(shape.before), none, none)]
+    # The send of a rank's last backward is part of what follows, beside which gradients may be reduced already.
+    own = blocking * (m * shape.sends - full * np.minimum(hops, 1.0))
+    if group := shape.group(m):
+        # The first micro-batch reaches a rank's last chunk through all stages before it; until then the rank had only the
+        # forwards of one group through its other chunks to run. The same backwards, from the last micro-batch's last chunk on.
+        last = np.arange(shape.stages - shape.ranks, shape.stages, dtype=np.float64)
+        through = (np.arange(shape.stages)[None, :] < last[:, None]).astype(np.float64)
+        others = shape.share.copy()
+        others[:, -shape.ranks :] = 0.0
+        # What the rank sends meanwhile is not beside what comes after.
+        chunks = group * (shape.stages // shape.ranks - 1.0)
+        passed = np.minimum(chunks, 0.5 * beside)
+        heads.append((through - group * others, last - chunks * blocking, passed))
+        if full:
+            tails.append((through - group * others, last - (chunks + 1.0) * blocking, passed))
+    return heads, tails, own
 
 
 def _lost(pipe: PipelineBound, loss: FloatArray, beside: FloatArray) -> FloatArray:
@@ -275,32 +275,15 @@ def chains(shape: Shape, passes: FloatArray, m: int, beside: FloatArray, *, bloc
         passes: as in `pipeline_bound`; beside: see `Shape.sends_beside`.
         waits: ranks wait for each other at the end of a step; else only their own ops count.
     """
-    ranks, stages, full = shape.ranks, shape.stages, shape.style == "full"
-    hops = np.minimum(shape.before.sum(axis=1), shape.first)
+    heads, tails, sends = _ways(shape, m, beside, blocking=blocking)
     work = passes if shape.style == "pairs" else np.stack([m * shape.share] * 2)
-    sends = m * shape.sends * float(blocking) - (np.minimum(hops, 1.0) if blocking and full else 0.0)
     if not waits:
         return Chains(work, sends, beside)
-    none = np.zeros(ranks)
-    heads = [(shape.before, hops, none)]
-    tails = [(shape.before, hops, none) if full else (np.zeros((ranks, stages)), none, none)]
-    group = shape.group(m)
-    if group:
-        last = np.arange(stages - ranks, stages)
-        through = (np.arange(stages)[None, :] < last[:, None]).astype(np.float64)
-        others = shape.share.copy()
-        others[:, -ranks:] = 0.0
-        spared = float(group * (stages // ranks - 1) * blocking)
-        passed = _passed(shape, group, beside)
-        heads.append((through - group * others, last - spared, passed))
-        if full:
-            tails.append((through - group * others, last - spared - float(blocking), passed))
     found = []
     for head, tail in itertools.product(heads, tails):
         chain = work.copy()
         chain[0] += head[0]
-        if full:
-            chain[1] += tail[0]
+        chain[1] += tail[0]
         found.append((chain, sends + head[1] + tail[1], beside - head[2] - tail[2]))
     passes_of, sends_of, beside_of = zip(*found, strict=True)
     return Chains(np.concatenate(passes_of, axis=1), np.concatenate(sends_of), np.concatenate(beside_of))

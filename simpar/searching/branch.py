@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
@@ -18,20 +17,18 @@ from typing import Any
 import numpy as np
 
 from simpar.program.program import FloatArray
-from simpar.searching.account import Account, Glimpse, Progress
+from simpar.searching.account import Account, Glimpse
 from simpar.searching.choice import Choice, Group, MeshKey, Variant, mesh_key
-from simpar.searching.closed import Closed
+from simpar.searching.closed import Closed, Followers
 from simpar.searching.design_bounds import DesignBounds, Outlook
 from simpar.searching.evaluation import Evaluation
-from simpar.searching.followers import Followers
 from simpar.searching.incumbents import Incumbents, Scored
 from simpar.searching.memory_floors import MemoryFloors
-from simpar.searching.nodes import Node, Ranked, Shape, Waiting, by_shape, design_of, on_device
+from simpar.searching.nodes import Node, Ranked, Shape, Together, Waiting, by_shape, design_of, on_device
 from simpar.searching.open_layouts import Design, OpenLayouts
 from simpar.searching.pricing import Pricing
 from simpar.searching.set_bounds import SetBounds
 from simpar.searching.space import Space
-from simpar.searching.together import Together
 
 MEMORY, BOUND, DOMINATED = "does not fit the memory", "cannot beat the best", "offloads more than it needs"
 SIMULATED_MEMORY, CONSTRAINT = "does not fit when simulated", "misses a constraint"
@@ -83,7 +80,6 @@ class Branch:
         self._tick = itertools.count()
         self.pools: dict[Shape, list[Waiting]] = {}
         self._swept: object = self.incumbents.limits
-        self._started = time.monotonic()
         self._proven_s, self._until = 0.0, inf
         self.together = Together(self.evaluation)
         self._scored: set[Choice] = set()
@@ -124,11 +120,6 @@ class Branch:
         if self.closing is not None and design is not None:
             self.closing.settle(design, reason, count, self.incumbents.skipped)
 
-    def nodes(self, groups: Sequence[Group] | None = None) -> list[Node]:
-        """Every mesh and micro-batch."""
-        found = self.space.groups if groups is None else groups
-        return [(g, b, m) for g in found for b, m in self.space.micro_batches(g)]
-
     def survey(self, nodes: Sequence[Node]) -> float:
         """What nothing on these meshes ranks before, by compute alone; costs little, and `run` need not do it again."""
         fit = [n for n in nodes if self.set_bounds.least_bytes(n[0]) <= self.capacity]
@@ -162,7 +153,7 @@ class Branch:
     def open(self, nodes: Sequence[Node] | None = None) -> None:
         """Let meshes and micro-batches wait to be searched; none = all of the space."""
         self.together.start()
-        for node in self.nodes() if nodes is None else nodes:
+        for node in self.space.nodes() if nodes is None else nodes:
             self.push(0.0, "mesh", node, self.space.count(node[0], node[2]), mesh_key(*node[:2]))
 
     def go_on(self, until: float = inf) -> float:
@@ -194,7 +185,7 @@ class Branch:
             else:
                 openers[kind](bound, payload, count)
             if self.on_progress is not None:
-                self.on_progress(self.progress(max(key, self._proven_s)))
+                self.on_progress(max(key, self._proven_s))
         return inf
 
     def _sweep(self) -> None:
@@ -215,12 +206,6 @@ class Branch:
                 left.append(entry)
         heapq.heapify(left)
         self.heap = left
-
-    def progress(self, bound: float) -> Progress:
-        """Where the search stands."""
-        best = self.best[0] if self.best else None
-        simulated = self.account.evaluated["simulated"]
-        return Progress(best, bound, len(self.heap), simulated, time.monotonic() - self._started)
 
     # -- sets ----------------------------------------------------------------------------------------------------------
 
@@ -304,10 +289,10 @@ class Branch:
 
     def _pass_over(self, closed: Closed) -> None:
         """Take over what is known of a design that was closed before."""
-        self.account.merge(Account(closed.rejected, kept=closed.kept))
-        self.incumbents.skipped = min(self.incumbents.skipped, closed.skipped)
-        if closed.glimpse is not None:
-            self._keep_glimpse(closed.glimpse)
+        self.account.merge(closed.account)
+        self.incumbents.skipped = min(self.incumbents.skipped, closed.account.skipped)
+        for glimpse in closed.account.glimpses:
+            self._keep_glimpse(glimpse)
 
     def open_shardings(self, bound: float, payload: Outlook, count: int) -> None:
         """Bounds and memory of every recomputation x spread x offload at once."""

@@ -7,14 +7,11 @@ is killed and resumed passes over the designs that it had closed.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass, field
-from math import inf
-from typing import Any
 
-from simpar.searching.account import Glimpse
-from simpar.searching.choice import Choice
+from simpar.searching.account import Account, Glimpse
+from simpar.searching.incumbents import Scored
 from simpar.searching.open_layouts import Design
 
 
@@ -30,37 +27,11 @@ class Closed:
 
     Attributes:
         name: see `name_of`.
-        rejected, kept: as in `Account`.
-        skipped: as in `Incumbents`, of the whole search up to here.
-        glimpse: its fastest layout by bounds.
+        account: of its layouts; what the whole search had skipped up to here; its fastest layout by bounds.
     """
 
     name: str
-    rejected: Counter[str] = field(default_factory=Counter)
-    kept: int = 0
-    skipped: float = inf
-    glimpse: Glimpse | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """All but the name, as plain data."""
-        found: dict[str, Any] = {"rejected": dict(self.rejected), "kept": self.kept}
-        if self.skipped != inf:
-            found["skipped"] = self.skipped
-        if self.glimpse is not None:
-            seen = self.glimpse
-            found["glimpse"] = {"choice": seen.choice.flat(), "bound_s": seen.bound_s, "device_bytes": seen.device_bytes}
-        return found
-
-    @classmethod
-    def from_json(cls, name: str, data: dict[str, Any]) -> Closed:
-        """The inverse of `to_json`.
-
-        Raises:
-            KeyError, TypeError, ValueError: it is none.
-        """
-        seen = data.get("glimpse")
-        glimpse = Glimpse(Choice.from_flat(seen["choice"]), seen["bound_s"], seen["device_bytes"]) if seen else None
-        return cls(name, Counter(data["rejected"]), int(data["kept"]), float(data.get("skipped", inf)), glimpse)
+    account: Account = field(default_factory=Account)
 
 
 class Closing:
@@ -86,20 +57,20 @@ class Closing:
     def glimpsed(self, design: Design, glimpse: Glimpse) -> None:
         """The fastest of a design, by its bounds."""
         if design in self._open:
-            self._open[design][0].glimpse = glimpse
+            self._open[design][0].account.glimpses = [glimpse]
 
     def settle(self, design: Design, reason: str, count: int, skipped: float) -> None:
-        """`count` layouts of a design are rejected, or kept where there is no reason; `skipped`: see `Closed`."""
+        """`count` layouts of a design are rejected, or kept where there is no reason; `skipped`: see `Account`."""
         if design not in self._open:
             return
         found, left = self._open[design]
         if reason:
-            found.rejected[reason] += count
+            found.account.rejected[reason] += count
         else:
-            found.kept += count
+            found.account.kept += count
         left[0] -= count
         if left[0] <= 0:
-            found.skipped = skipped
+            found.account.skipped = skipped
             self._closed.append(found)
             del self._open[design]
 
@@ -109,4 +80,19 @@ class Closing:
         return found
 
 
-__all__ = ["Closed", "Closing", "name_of"]
+@dataclass(frozen=True, slots=True)
+class Followers:
+    """Whom a search tells what.
+
+    Attributes:
+        on_scored: every simulated layout.
+        on_progress: what nothing that is left ranks before.
+        closing: follows designs until they are closed, and knows those that were closed before; none = nobody asks.
+    """
+
+    on_scored: Callable[[Scored], None] | None = None
+    on_progress: Callable[[float], None] | None = None
+    closing: Closing | None = None
+
+
+__all__ = ["Closed", "Closing", "Followers", "name_of"]

@@ -11,10 +11,10 @@ from contextlib import suppress
 from typing import Any, Final
 
 from simpar.errors import InputError, Violation
+from simpar.searching.account import Account
 from simpar.searching.choice import Choice
-from simpar.searching.closed import Closed
+from simpar.searching.closed import Closed, Followers
 from simpar.searching.executors import RETRIES, Now, Task
-from simpar.searching.followers import Followers
 from simpar.searching.incumbents import Limits, Scored
 from simpar.searching.nodes import Node
 from simpar.searching.parts import PartResult, Wish, solve_part
@@ -42,7 +42,7 @@ def _cluster_part(
         worker.log_event(topic, {"part": part, "scored": row})
 
     def tell(bound: float, closed: list[Closed]) -> None:
-        worker.log_event(topic, {"part": part, "bound": bound, "closed": [(c.name, c.to_json()) for c in closed]})
+        worker.log_event(topic, {"part": part, "bound": bound, "closed": [(c.name, c.account.to_json()) for c in closed]})
         with suppress(Exception):  # A lost message only costs pruning.
             value, other, of, points = best.get(timeout="2s")
             limits[0] = Limits(value, other, tuple(of) if of else None, tuple((v, b) for v, b in points))
@@ -125,7 +125,7 @@ def _on_cluster(task: Task, client: Any, scheduler: str) -> Iterator[PartResult]
                 task.on_scored(Scored(Choice.from_flat(flat), seconds, device_bytes, value))
             else:
                 task.on_bound(event["part"], event["bound"])
-                task.told(event["part"], [Closed.from_json(name, data) for name, data in event["closed"]])
+                task.told(event["part"], [Closed(name, Account.from_json(data)) for name, data in event["closed"]])
             if task.incumbents.limits != before:
                 shared.set(tuple(task.incumbents.limits))
     except (CancelledError, OSError):

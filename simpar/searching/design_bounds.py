@@ -15,13 +15,11 @@ from simpar.searching.blocks import BlockTable, Gathered
 from simpar.searching.choice import Choice, Offload, Pipeline, State
 from simpar.searching.incumbents import Incumbents
 from simpar.searching.memo import kept
-from simpar.searching.open_layouts import Design, OpenLayouts
-from simpar.searching.pairs import stage_pairs
-from simpar.searching.parents import parents, with_parents
+from simpar.searching.open_layouts import Design, OpenLayouts, parents, with_parents
 from simpar.searching.pricing import Pricing
 from simpar.searching.shapes import shape_of
 from simpar.searching.space import Space
-from simpar.searching.stages import Stages
+from simpar.searching.stages import StageBytes, Stages, stage_pairs
 from simpar.searching.state_sharding import Cut, Shardings, StateBound, StateBytes
 
 BoolArray = NDArray[np.bool_]
@@ -86,6 +84,7 @@ class DesignBounds:
         self._bounds: dict[object, StateBound] = {}
         self._resting: dict[object, StateBytes] = {}
         self._peaks: dict[object, FloatArray] = {}
+        self._stage_bytes: dict[object, StageBytes] = {}
         self._holds: dict[bytes, int] = {}
         self._outlooks: dict[tuple[Design, bytes], Outlook] = {}
 
@@ -189,24 +188,26 @@ class DesignBounds:
         counts += [0, late.sum() * inner, beaten.sum() * inner]
         if not len(rows):
             return _empty(design, again, states, offloads, counts)
-        need = self.needs(design, again, tables, rows, columns)
-        fits = need <= self.capacity
-        # Shardings under which nothing fits need no seconds; memory alone decides, for good.
-        some = np.asarray(fits.any(axis=(0, 1)))
-        counts[0] += (~fits).sum()
-        columns, need, fits = columns[some], need[:, :, some], fits[:, :, some]
-        if not len(columns):
-            return _empty(design, again, states, offloads, counts)
-        sharding = sharding.take(np.flatnonzero(some))
         time_s = self._times(design, again, tables, pipe.take(rows), sharding, rows)
+        late, beaten = self._hopeless(time_s, np.zeros(time_s.shape), incumbents, design)
+        hopeful = ~late & ~beaten
+        counts += [0, late.sum(), beaten.sum()]
+        # Only what may still win is asked for its memory.
+        each, r, d = (np.flatnonzero(hopeful.any(axis=axes)) for axes in ((1, 2), (0, 2), (0, 1)))
+        if not len(each):
+            return _empty(design, again, states, offloads, counts)
+        rows, columns, time_s, hopeful = rows[r], columns[d], time_s[:, r][:, :, d], hopeful[:, r][:, :, d]
+        need = np.full(time_s.shape, np.inf)
+        need[each] = self.needs(design, again, tables, rows, columns, [offloads[k] for k in each.tolist()])
+        fits = hopeful & (need <= self.capacity)
         late, beaten = self._hopeless(time_s, need, incumbents, design)
         alive = fits & ~late & ~beaten
         if incumbents.front or incumbents.by_memory:
             parent = np.full(alive.shape, -1)
         else:
-            parent = parents(offloads, fits, sharding.moving_costs)
+            parent = parents(offloads, fits, sharding.moving_costs[d])
             alive &= with_parents(alive, parent)
-        counts += [0, (fits & late).sum(), (fits & ~late & ~alive).sum()]
+        counts += [(hopeful & ~fits).sum(), (fits & late).sum(), (fits & ~late & ~alive).sum()]
         r, d = np.nonzero(alive.any(axis=0))
         return OpenLayouts(
             design, again.texts, states, offloads, rows[r] * len(states) + columns[d], time_s[:, r, d], need[:, r, d],
@@ -301,15 +302,16 @@ class DesignBounds:
     def _possible(self, design: Design, again: Recomputations, columns: IntArray) -> BoolArray:
         """Which block tables may fit under one of these shardings, by what blocks keep alone, bool array [names]."""
         held = [self.pricing.held_table(design.group, design.batch, design.variant, name) for name in again.names]
-        need = self.needs(design, again, held, np.arange(len(again.texts)), columns, whole=False)
-        fits = (need * (1.0 - ROUNDING) <= self.capacity).any(axis=(0, 2))
+        least = Offload(max(o.activations for o in self.space.offloads), any(o.optimizer for o in self.space.offloads))
+        need = self.needs(design, again, held, np.arange(len(again.texts)), columns, [least], whole=False)
+        fits = (need[0] * (1.0 - ROUNDING) <= self.capacity).any(axis=1)
         return np.asarray(np.bincount(again.table, weights=fits, minlength=len(again.names)) > 0)
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
     def needs(
-        self, design: Design, again: Recomputations, tables: Sequence[BlockTable], rows: IntArray, columns: IntArray, *,
-        whole: bool = True,
+        self, design: Design, again: Recomputations, tables: Sequence[BlockTable], rows: IntArray, columns: IntArray,
+        offloads: Sequence[Offload], *, whole: bool = True,
     ) -> FloatArray:  # fmt: skip
         """Peak use of the fullest device, [offloads, rows, columns]: what is allocated, or a lower bound of it.
 
@@ -318,8 +320,7 @@ class DesignBounds:
         Args:
             whole: `tables` have all bytes, else only what blocks keep: a lower bound.
         """
-        group, offloads = design.group, self.space.offloads
-        every, sharding = self.space.states(group), self.resting(design)
+        group, every, sharding = design.group, self.space.states(design.group), self.resting(design)
         states = [every[index] for index in columns.tolist()]
         outside, fragmentation = self.pricing.outside_bytes(group), self.pricing.framework.allocator.fragmentation
         modes: list[tuple[Gathered | None, bool]] = [(None, False)] * len(states)
@@ -374,17 +375,19 @@ class DesignBounds:
         away: float,
     ) -> FloatArray:  # fmt: skip
         """Peak bytes of each rank beyond the resting state, [R, ranks]; a lower bound where a fraction is `away`."""
-        group, pipeline = design.group, design.pipeline
+        group, pipeline, shape = design.group, design.pipeline, design.shape
         sent = self.pricing.sends.bytes_kept(group, design.batch, design.variant)
         buffers = self.pricing.sends.buffers(group, design.batch, design.variant, pipeline, design.m)
         held = tuple(self._holds.setdefault(t.holds, len(self._holds)) for t in tables)
-        kind = (group.pp, pipeline.virtual_stages, pipeline.schedule, pipeline.split, design.m)
-        key = (held, again.names, kind, gathered, sharded, away, sent, buffers is None or buffers.tobytes())
+        of = (held, again.names, shape.stages, shape.ends_meet, pipeline.split, gathered, sharded, sent)
+        key = (of, group.pp, pipeline.schedule, design.m, away, buffers is None or buffers.tobytes())
         if key not in self._peaks:
             if len(self._peaks) > _LARGEST_MEMO:
                 self._peaks.clear()
-            stage = again.stages.bytes(tables, again.table, gathered, sent, sharded=sharded)
-            found = self.pricing.pipelines.in_flight(pipeline, group.pp, design.m).peaks(stage, away)
+                self._stage_bytes.clear()
+            if of not in self._stage_bytes:
+                self._stage_bytes[of] = again.stages.bytes(tables, again.table, gathered, sent, sharded=sharded)
+            found = self.pricing.pipelines.in_flight(pipeline, group.pp, design.m).peaks(self._stage_bytes[of], away)
             self._peaks[key] = found if buffers is None else found + buffers
         return self._peaks[key]
 

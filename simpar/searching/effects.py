@@ -51,7 +51,7 @@ def pool_of(found: Found) -> Iterator[Scored]:
     seen = {mesh_key(s.choice.group, s.choice.micro_batch_size) for s in found.best}
     yield from found.best
     others = 0
-    for glimpse in sorted(found.glimpses, key=lambda g: g.bound_s):
+    for glimpse in sorted(found.account.glimpses, key=lambda g: g.bound_s):
         design = mesh_key(glimpse.choice.group, glimpse.choice.micro_batch_size)
         if design not in seen and others < POOL:
             seen.add(design)

@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.costs.host import passes_join
+from simpar.costs.key_price import KeyPrice
 from simpar.costs.pricer import LayoutPricer
 from simpar.engine.slowed_paths import makespans, timeline
 from simpar.engine.timeline import Timeline
@@ -30,9 +32,10 @@ from simpar.schedules import Schedule
 from simpar.searching.choice import Choice
 from simpar.searching.pricing import Pricing
 from simpar.searching.shapes import shape_of, style_of
-from simpar.searching.swept import Swept
 from simpar.specs.stage_plan import rank_gpus
 from simpar.step import Priced, interpret, prepare
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,45 @@ class Columns:
     parts: tuple[tuple[str, int], ...]
     keys: tuple[object, ...]
     index: IntArray
+
+
+class Swept:
+    """Layouts of one program whose step time is known, and what follows from it for others.
+
+    Attributes:
+        rows: float array [known, prices].
+        values: step times [known].
+    """
+
+    def __init__(self, width: int) -> None:
+        self.rows = np.zeros((0, width))
+        self.values = np.zeros(0)
+
+    def sort_out(self, prices: FloatArray) -> tuple[IntArray, dict[int, int]]:
+        """Rows of `prices` to sweep, and for the others the position (after they are added) of one that undercuts it."""
+        chosen: list[int] = []
+        below: dict[int, int] = {}
+        count = len(self.rows)
+        for row in np.argsort(prices.sum(axis=1), kind="stable").tolist():
+            under = np.flatnonzero((self.rows <= prices[row]).all(axis=1))
+            if len(under):
+                below[row] = int(under[np.argmax(self.values[under])])
+                continue
+            inside = (prices[chosen] <= prices[row]).all(axis=1)
+            if inside.any():
+                below[row] = count + int(np.argmax(inside))
+            else:
+                chosen.append(row)
+        return np.array(chosen, dtype=np.int64), below
+
+    def bound(self, prices: FloatArray) -> float:
+        """The longest of what is known to be undercut by nothing of these prices, float array [prices]."""
+        return float(self.values[(self.rows <= prices).all(axis=1)].max(initial=0.0))
+
+    def add(self, rows: FloatArray, values: FloatArray) -> None:
+        """Remember swept rows."""
+        self.rows = np.concatenate([self.rows, rows])
+        self.values = np.concatenate([self.values, values])
 
 
 class Evaluation:
@@ -176,47 +218,39 @@ class Evaluation:
 
     def prices(self, choice: Choice) -> tuple[Step, PriceTable]:
         """The program of a choice with its prices."""
-        step = self.step(choice)
-        columns = self._columns_of(step, choice)
-        scopes = self._scopes(choice)
-        pricer: LayoutPricer | None = None
-        pairs: list[tuple[float, int]] = []
-        for (scope, part), key in zip(columns.parts, columns.keys, strict=True):
-            name = (scopes[scope], part)
-            pair = self._prices.get(name)
-            if pair is None:
-                pricer = pricer or self.pricer(choice, step)
-                price = pricer.price(key)  # type: ignore[arg-type]
-                pair = self._prices[name] = (price.seconds, price.held_sms)
-            pairs.append(pair)
+        step, scopes = self.step(choice), self._scopes(choice)
+        pairs = self._each(choice, scopes, self._prices, lambda price: (price.seconds, price.held_sms))
         slowed = self._beside(choice, scopes)
-        for sms in {held for _, held in pairs}:
-            if sms not in slowed:
-                pricer = pricer or self.pricer(choice, step)
+        if missing := {held for _, held in pairs} - slowed.keys():
+            pricer = self.pricer(choice, step)
+            for sms in missing:
                 pricer.slowed(sms)
-        found = np.array([(seconds, slowed[held]) for seconds, held in pairs])[columns.index]
+        found = np.array([(seconds, slowed[held]) for seconds, held in pairs])[self._columns_of(step, choice).index]
         return step, PriceTable(found[:, 0], found[:, 1])
 
     def raised(self, choice: Choice) -> tuple[Step, FloatArray]:
         """The program of a choice with its prices, float array [1 + categories, prices]: as they are, and each category of seconds
         at the upper end of its interval."""
         step, table = self.prices(choice)
-        columns, scopes = self._columns_of(step, choice), self._scopes(choice)
-        pricer: LayoutPricer | None = None
-        rises = []
-        for (scope, part), key in zip(columns.parts, columns.keys, strict=True):
-            name = (scopes[scope], part)
-            if name not in self._rises:
-                pricer = pricer or self.pricer(choice, step)
-                price = pricer.price(key)  # type: ignore[arg-type]
-                found = dict.fromkeys((category for category, _ in price.terms), 0.0)
-                for category, up, _ in price.spread:
-                    found[category] = found.get(category, 0.0) + up
-                self._rises[name] = found
-            rises.append(self._rises[name])
+        rises = self._each(choice, self._scopes(choice), self._rises, _rise)
         categories = sorted({category for each in rises for category, up in each.items() if up})
         moved = np.array([[0.0] * len(rises), *([each.get(c, 0.0) for each in rises] for c in categories)])
-        return step, np.maximum(table.seconds + moved[:, columns.index], 0.0)
+        return step, np.maximum(table.seconds + moved[:, self._columns_of(step, choice).index], 0.0)
+
+    def _each(
+        self, choice: Choice, scopes: dict[str, int], known: dict[tuple[int, int], T], read: Callable[[KeyPrice], T]
+    ) -> list[T]:
+        """What is to be read of each distinct price of a choice; what is `known` is not priced again."""
+        step, found = self.step(choice), []
+        columns = self._columns_of(step, choice)
+        pricer: LayoutPricer | None = None
+        for (scope, part), key in zip(columns.parts, columns.keys, strict=True):
+            name = (scopes[scope], part)
+            if name not in known:
+                pricer = pricer or self.pricer(choice, step)
+                known[name] = read(pricer.price(key))  # type: ignore[arg-type]
+            found.append(known[name])
+        return found
 
     def _scopes(self, choice: Choice) -> dict[str, int]:
         """What each kind of price depends on, besides its description, as a number."""
@@ -389,4 +423,12 @@ class Evaluation:
         return self._in_full[choice]
 
 
-__all__ = ["Evaluation", "Step"]
+def _rise(price: KeyPrice) -> dict[str, float]:
+    """How far each category of a price may rise."""
+    found = dict.fromkeys((category for category, _ in price.terms), 0.0)
+    for category, up, _ in price.spread:
+        found[category] = found.get(category, 0.0) + up
+    return found
+
+
+__all__ = ["Evaluation", "Step", "Swept"]

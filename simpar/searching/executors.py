@@ -13,15 +13,12 @@ from math import inf
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.process import BaseProcess
-from typing import Final
+from typing import Any, Final
 
 from simpar.errors import InputError, Violation
 from simpar.host import follow_parent, interrupts_held, rarely_collected
-from simpar.searching.account import Progress
-from simpar.searching.board import Board
-from simpar.searching.closed import Closed, Closing
-from simpar.searching.followers import Followers
-from simpar.searching.incumbents import Incumbents, Scored
+from simpar.searching.closed import Closed, Closing, Followers
+from simpar.searching.incumbents import Incumbents, Limits, Scored
 from simpar.searching.nodes import Node
 from simpar.searching.parts import PartResult, Wish, solve_part, survey_part
 from simpar.searching.space import Space
@@ -31,6 +28,55 @@ RETRIES: Final = 3
 EVERY_S: Final = 0.5
 ALONE_S: Final = 20.0
 """CPU seconds that a search may take in one process before it is dealt to more."""
+
+
+_WIDTH: Final = 9
+"""Numbers of a `Limits`: two values and the degrees and micro-batch of a design."""
+_NOBODY: Final = -1
+_POINTS: Final = 512
+"""Layouts of a front that are told at most; the fastest."""
+
+
+class Board:
+    """What layouts must beat, written by one process and read by others."""
+
+    def __init__(self, context: Any) -> None:
+        self._numbers = context.RawArray("d", 2 * _WIDTH)
+        # Of a front: its number, how many points, the points, its number again.
+        self._front = context.RawArray("d", 2 * _POINTS + 3)
+        self._read, self._seen, self._points = Limits(), 0.0, Limits().points
+        self.write(self._read)
+
+    def write(self, limits: Limits) -> None:
+        """Replace it. It stands there twice: a reader that finds both alike has not read it half written."""
+        row = (limits.value, limits.other, *(limits.of or (_NOBODY,) * (_WIDTH - 2)))
+        if tuple(self._numbers[:_WIDTH]) != row:
+            self._numbers[:_WIDTH] = row
+            self._numbers[_WIDTH:] = row
+        points = limits.points[:_POINTS]
+        if points != self._points:
+            self._points, number = points, self._front[0] + 1.0
+            self._front[0] = number
+            self._front[1] = len(points)
+            self._front[2 : 2 + 2 * len(points)] = [x for point in points for x in point]
+            self._front[-1] = number
+
+    def read(self) -> Limits:
+        """The last that was whole."""
+        second = tuple(self._numbers[_WIDTH:])
+        if second == tuple(self._numbers[:_WIDTH]):
+            value, other, *of = second
+            self._read = Limits(value, other, None if of[0] == _NOBODY else tuple(map(int, of)), self._told())
+        return self._read
+
+    def _told(self) -> tuple[tuple[float, float], ...]:
+        """The last front that was whole."""
+        number = self._front[-1]
+        if number != self._seen:
+            flat = self._front[2 : 2 + 2 * int(self._front[1])]
+            if self._front[0] == number:
+                self._seen, self._points = number, tuple(zip(flat[::2], flat[1::2], strict=True))
+        return self._points
 
 
 @dataclass
@@ -76,11 +122,11 @@ class Now:
         self._tell, self._told = tell, 0.0
         self.closing = None if known is None else Closing(known)
 
-    def __call__(self, state: Progress) -> None:
+    def __call__(self, bound: float) -> None:
         now = time.monotonic()
         if now - self._told > EVERY_S:
             self._told = now
-            self._tell(state.bound, [] if self.closing is None else self.closing.take())
+            self._tell(bound, [] if self.closing is None else self.closing.take())
 
 
 class _OverdueError(Exception):
@@ -287,7 +333,4 @@ def alone_first(task: Task, cut: Callable[[int], list[list[Node]]]) -> Iterator[
         yield from processes(task, cores)
 
 
-# -- Dask ------------------------------------------------------------------------------------------------------------------
-
-
-__all__ = ["EVERY_S", "RETRIES", "Now", "Task", "alone_first", "in_process", "processes"]
+__all__ = ["EVERY_S", "RETRIES", "Board", "Now", "Task", "alone_first", "in_process", "processes"]

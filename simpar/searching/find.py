@@ -6,18 +6,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isclose, log
-from typing import Any
+from typing import Any, Final
 
-from simpar.searching.account import Account, Glimpse
-from simpar.searching.cluster import dask
+from simpar.searching.account import Account
+from simpar.searching.closed import Followers
 from simpar.searching.decision import Rival, decide
 from simpar.searching.executors import EVERY_S, Now, Task, alone_first, in_process, processes
-from simpar.searching.followers import Followers
 from simpar.searching.incumbents import Incumbents, Scored
 from simpar.searching.mixed_space import MixedSpace
 from simpar.searching.nodes import Node
 from simpar.searching.parts import AnyBranch, AnyPricing, PartResult, Wish, branch_for, parts_of, pricing_of
-from simpar.searching.seeds import seed_space
 from simpar.searching.space import Space
 from simpar.searching.store import SEED, Store
 
@@ -43,7 +41,6 @@ class Found:
         bound: nothing in the space has a smaller value than this, or than the best.
         finished: every part was searched.
         seconds: it took.
-        glimpses: the best of every design, by its bounds.
     """
 
     space: Space
@@ -54,7 +51,6 @@ class Found:
     bound: float
     finished: bool
     seconds: float
-    glimpses: tuple[Glimpse, ...] = ()
     other: Scored | None = None
 
     @property
@@ -99,8 +95,6 @@ class _State:
     bounds: dict[int, float] = field(default_factory=dict)
     done: int = 0
     simulated: int = 0
-    glimpses: list[Glimpse] = field(default_factory=list)
-    skipped: float = inf
 
 
 def find(
@@ -192,30 +186,28 @@ def find(
         for result in _executor(task, workers, scheduler, lambda count: parts_of(branch, count)):
             for found in result.best:
                 state.incumbents.add(found)
-            state.account.merge(result.account())
-            state.glimpses += result.glimpses
-            state.skipped = min(state.skipped, result.skipped)
+            state.account.merge(result.account)
             state.done += 1
             del parts[result.part]
             if store is not None:
-                store.part_done(result.part, result.to_json())
+                store.part_done(result.part, result.account.to_json())
             tell()
     except KeyboardInterrupt:
         finished = False
-    bound = min(state.skipped, min((state.bounds.get(p, 0.0) for p in parts), default=inf))
+    bound = min(state.account.skipped, min((state.bounds.get(p, 0.0) for p in parts), default=inf))
     best = state.incumbents.best
     if store is not None and best and str(best[0].choice) in recalled:
         _check_winner(store, branch, best[0])
-    return Found(
-        space, wish, best, state.account, space.size, bound, finished, time.monotonic() - started, tuple(state.glimpses),
-        state.incumbents.other,
-    )  # fmt: skip
+    seconds = time.monotonic() - started
+    return Found(space, wish, best, state.account, space.size, bound, finished, seconds, state.incumbents.other)
 
 
 def _executor(
     task: Task, workers: int | None, scheduler: str | None, cut: Callable[[int], list[list[Node]]]
 ) -> Iterator[PartResult]:
     if scheduler is not None:
+        from simpar.searching.cluster import dask  # few searches need what it imports
+
         return dask(task, scheduler)
     if workers is None:
         return alone_first(task, cut)
@@ -231,10 +223,7 @@ def _recall(store: Store, state: _State, parts: dict[int, Any]) -> set[str]:
         names.add(str(scored.choice))
     for part, account in store.parts().items():
         if parts.pop(part, None) is not None:
-            found = PartResult.from_json(part, account)
-            state.account.merge(found.account())
-            state.glimpses += found.glimpses
-            state.skipped = min(state.skipped, found.skipped)
+            state.account.merge(Account.from_json(account))
             state.done += 1
     return names
 
@@ -268,6 +257,28 @@ def _seed(task: Task, pricing: AnyPricing) -> None:
         for scored in task.incumbents.known:
             branch.incumbents.add(scored)
         branch.run()
+
+
+CORNER: Final[dict[str, tuple[Any, ...]]] = {
+    "micro_batch_size": (1, 2), "overlap_tp": (True,), "overlap_ep": (True,), "split": ("even",), "cp_style": ("ring",),
+    "ep_dispatcher": ("deepep",), "placement": ("tp-cp-ep-dp-pp",), "sequence_parallel": (True,),
+    "schedule": ("1f1b", "interleaved"), "cp": (1, 2, 4), "offload_activations": (0.0,), "offload_optimizer": (False,),
+    "virtual_stages": (1, 2, 4, 8, 16), "overlap_p2p": (None,), "etp": (1, 8), "ep": (1, 8, 16, 32, 64),
+    "overlap_grad_reduce": (True,), "overlap_param_gather": (True,),
+}  # fmt: skip
+"""Axis -> values that training runs usually have; axes that cost a search little are left free."""
+
+
+def seed_space(space: Space) -> Space:
+    """The corner of a space; where the space leaves none of an axis' usual values, all of them."""
+    restrictions = dict(space.restrictions)
+    for axis, values in CORNER.items():
+        given = restrictions.get(axis)
+        if given is None:
+            restrictions[axis] = values
+        elif found := tuple(v for v in given if v in values):
+            restrictions[axis] = found
+    return Space(space.template, restrictions, space.framework)
 
 
 def find_over(spaces: Sequence[Space], wish: Wish, *, store: Store | None = None, **options: Any) -> list[Found]:

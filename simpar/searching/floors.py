@@ -37,9 +37,9 @@ class Floors:
         on expert parallelism, nor the expert part on the context-parallel style: each is priced once per combination that it does
         depend on, and both are added (see `serial_seconds`).
         """
-        total, longer = self._dense_floor(group, batch, variant), 0.0
+        total, longer = self._part(group, batch, variant, expert=False), 0.0
         if self.pricing.has_experts:
-            expert = self._expert_floor(group, batch, variant)
+            expert = self._part(group, batch, variant, expert=True)
             if variant.overlap_ep and group.ep > 1:
                 # What waits among experts beside an exchange is hidden with it, in no less time than either pass takes alone.
                 longer = (total[:2] + expert[:2]).max(axis=0, keepdims=True)
@@ -57,8 +57,8 @@ class Floors:
             sequence = any(v.sequence_parallel for v in variants)
             for precision, style in dict.fromkeys((v.precision, v.cp_style) for v in variants):
                 plain = Variant(sequence, style, False, False, "alltoall", precision)
-                each = self._dense_floor(group, batch, plain)[[3, 2]]
-                found.append(each + self._expert_floor(group, batch, plain)[[3, 2]] if self.pricing.has_experts else each)
+                parts = (False, True) if self.pricing.has_experts else (False,)
+                found.append(np.sum([self._part(group, batch, plain, expert=part)[[3, 2]] for part in parts], axis=0))
             self._known[key] = np.minimum.reduce(found)
         return self._known[key]
 
@@ -78,46 +78,25 @@ class Floors:
             found.append(each)
         return np.asarray(np.minimum.reduce(found))
 
-    def _dense_floor(self, group: Group, batch: int, variant: Variant) -> FloatArray:
-        site = self.pricing.sites.of(group)
-        v = variant
-        key = (
-            "dense",
-            site[0],
-            site[1],
-            site[4],
-            site[5],
-            site[8:],
-            batch,
-            v.sequence_parallel,
-            v.cp_style,
-            v.overlap_tp,
-            v.precision,
-        )
+    def _part(self, group: Group, batch: int, variant: Variant, *, expert: bool) -> FloatArray:
+        """Floors of the dense or the expert part of every kind of block, as in `block`."""
+        v, site = variant, self.pricing.sites.of(group)
+        if expert:
+            tokens = batch / (group.cp * group.tp)
+            router = tokens if v.sequence_parallel else batch / group.cp
+            # How far the fullest rank is above the mean depends on the tokens of all.
+            even = group.ep == 1 or self.pricing.template.training.routing.kind == "balanced"
+            where: tuple[object, ...] = (site[2], site[3], site[6], site[7], v.ep_dispatcher, v.precision)
+            key = (expert, None if even else batch, tokens, router, *where)
+        else:
+            key = (expert, *self.pricing.sites.dense(site, batch, v))
         if key not in self._known:
-            flat = Group(group.tp, group.cp, group.pp, group.dp, 1, group.tp, group.placement)
-            plain = Variant(v.sequence_parallel, v.cp_style, v.overlap_tp, False, "alltoall", v.precision)
-            found = []
-            for state in self.pricing.kinds_of_states(v):
-                layout = self.pricing.probe(flat, batch, plain, state=state)
-                found.append(self._floor_of(layout, expert=False))
-            self._known[key] = np.minimum.reduce(found)
-        return self._known[key]
-
-    def _expert_floor(self, group: Group, batch: int, variant: Variant) -> FloatArray:
-        v, tokens = variant, batch / (group.cp * group.tp)
-        router = tokens if v.sequence_parallel else batch / group.cp
-        site = self.pricing.sites.of(group)
-        # How far the fullest rank is above the mean depends on the tokens of all.
-        drawn = None if self.pricing.template.training.routing.kind == "balanced" else batch
-        key = ("expert", drawn, tokens, router, site[2], site[3], site[6], site[7], v.ep_dispatcher, v.precision)
-        if key not in self._known:
-            plain = Variant(v.sequence_parallel, "ring", False, False, v.ep_dispatcher, v.precision)
-            found = []
-            for state in self.pricing.kinds_of_states(v):
-                layout = self.pricing.probe(group, batch, plain, state=state)
-                found.append(self._floor_of(layout, expert=True))
-            self._known[key] = np.minimum.reduce(found)
+            if expert:
+                plain = replace(v, cp_style="ring", overlap_tp=False, overlap_ep=False)
+            else:
+                group, plain = replace(group, ep=1, etp=group.tp), replace(v, overlap_ep=False, ep_dispatcher="alltoall")
+            layouts = (self.pricing.probe(group, batch, plain, state=state) for state in self.pricing.kinds_of_states(v))
+            self._known[key] = np.minimum.reduce([self._floor_of(layout, expert=expert) for layout in layouts])
         return self._known[key]
 
     def _floor_of(self, layout: Layout, *, expert: bool) -> FloatArray:

@@ -160,7 +160,10 @@ class MemoryFloors:
         whole = (capacity - self.pricing.outside_bytes(group)) / self.pricing.framework.allocator.fragmentation
         key = (group, variant.precision, m)
         if key not in self._rests:
-            self._rests[key] = self._resting(group, variant, m)
+            full, table = self._fullest_of(group.pp, m), self.pricing.weights(group, variant)
+            assert full is not None  # where no rank is known to be fullest, nobody asks what it has left
+            weights = full.owned @ table.dense, full.owned @ table.expert
+            self._rests[key] = self.pricing.least_states(self.space, group, variant, weights)
         return whole * (1.0 + _ROUNDING) - self._rests[key]
 
     @staticmethod
@@ -168,21 +171,6 @@ class MemoryFloors:
         every = np.zeros(pipelines)
         every[full.pipeline] = found
         return every
-
-    def _resting(self, group: Group, variant: Variant, m: int) -> FloatArray:
-        """Least bytes of the states of the layers that the rank of each pipeline has."""
-        full, table = self._fullest_of(group.pp, m), self.pricing.weights(group, variant)
-        assert full is not None  # where no rank is known to be fullest, nobody asks what it has left
-        if self.pricing.template.training.trainable == "lora":
-            return np.zeros(len(full.pipeline))
-        offloaded = any(o.optimizer for o in self.space.offloads)
-        column = 1 if offloaded else 2
-        dense, expert = full.owned @ table.dense, full.owned @ table.expert
-        found = []
-        for state in dict.fromkeys(self.space.states(group)):
-            per_dense, per_expert = self.pricing.state_bytes(group, variant, state, passing=group.pp == 1)
-            found.append(dense * sum(per_dense[:column]) + expert * sum(per_expert[:column]))
-        return np.asarray(np.min(found, axis=0))
 
     def _least(self, group: Group, batch: int, variant: Variant, full: Fullest, room: FloatArray, wanted: BoolArray) -> FloatArray:
         """Seconds of each pipeline per micro-batch on the rank that recomputes least; of those not wanted 0.

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
@@ -23,12 +22,13 @@ import numpy as np
 
 from simpar.errors import InputError
 from simpar.program.program import FloatArray
+from simpar.program.waits import update_waits
 from simpar.readings import outcome_of
 from simpar.schedules import SCHEDULES
-from simpar.searching.account import Account, Glimpse, Progress
+from simpar.searching.account import Account, Glimpse
 from simpar.searching.branch import BOUND, CONSTRAINT, MEMORY, SIMULATED_MEMORY
 from simpar.searching.choice import Choice, Offload, Variant, mesh_key
-from simpar.searching.followers import Followers
+from simpar.searching.closed import Followers
 from simpar.searching.incumbents import Incumbents, Scored
 from simpar.searching.mixed_pricing import MixedPricing, PartCosts
 from simpar.searching.mixed_space import PLAIN, MixedSpace
@@ -74,7 +74,7 @@ class MixedBranch:
         self.on_scored, self.on_progress = followers.on_scored, followers.on_progress
         self.account, self.glimpses = Account(), dict[object, Glimpse]()
         self.heap: list[tuple[float, int, str, Any, int]] = []
-        self._tick, self._started = itertools.count(), time.monotonic()
+        self._tick = itertools.count()
         cluster = space.template.cluster
         parts = tuple(part.model_copy(update={"memory_scale": part.memory_scale * share}) for part in cluster.parts)
         less = {"parts": parts} if parts else {"memory_scale": cluster.memory_scale * share}
@@ -85,10 +85,6 @@ class MixedBranch:
         """The best so far, best first."""
         return self.incumbents.best
 
-    def nodes(self) -> list[Node]:
-        """Every mesh and micro-batch."""
-        return [(g, b, m) for g in self.space.groups for b, m in self.space.micro_batches(g)]
-
     def survey(self, nodes: Sequence[Node]) -> float:
         """What nothing on these meshes ranks before, as far as is seen at a glance: nothing is."""
         del nodes
@@ -96,7 +92,7 @@ class MixedBranch:
 
     def run(self, nodes: Sequence[Node] | None = None) -> None:
         """Search until nothing can beat the best."""
-        found = self.nodes() if nodes is None else list(nodes)
+        found = self.space.nodes() if nodes is None else list(nodes)
         if not self.best:
             self._seed(found)
         for node in found:
@@ -114,9 +110,7 @@ class MixedBranch:
                 break
             openers[kind](key, payload, count)
             if self.on_progress is not None:
-                best = self.best[0] if self.best else None
-                simulated = self.account.evaluated["simulated"]
-                self.on_progress(Progress(best, key, len(self.heap), simulated, time.monotonic() - self._started))
+                self.on_progress(key)
 
     def _push(self, bound: float, kind: str, payload: Any, count: int) -> None:
         if not count:
@@ -199,19 +193,13 @@ class MixedBranch:
         found = _even(costs, ends, most, self.space.layers, m)
         if not (splits or p.virtual_stages > 1):
             found = max(found, _filled(costs, ends, m))
-        return found + self._last(costs) if self._waits(splits=splits) else found
+        waits = update_waits(self.space.template.plan, self.pricing.framework, splits=splits)
+        return found + self._last(costs) if waits else found
 
     def _last(self, costs: PartCosts) -> float:
         """Seconds after the last reduction: some rank holds as many layers as an even cut has, and gathers them."""
         share = self.space.layers / len(costs.total) / costs.layers
         return float((costs.gather * np.minimum(share, 1.0)).min())
-
-    def _waits(self, *, splits: bool) -> bool:
-        """Whether every rank waits for all gradients before its update; the rule of `program.waits.optimizer_waits`."""
-        plan, spec = self.space.template.plan, self.pricing.framework
-        if plan.synchronous_optimizer is not None:
-            return plan.synchronous_optimizer
-        return not (spec.optimizer.optimizer_post_validation and splits)
 
     def _load(self, choice: Choice, recompute: str) -> float:
         """Seconds of a micro-batch on the slowest rank, whatever the schedule."""

@@ -225,10 +225,6 @@ class Measure:
             "num_gpus": float(n), "num_nodes": float(self.num_nodes),
         }  # fmt: skip
 
-    def value(self, metric: str, step_time_s: float, device_bytes: float) -> float:
-        """A metric with its sign turned so that less is better."""
-        return oriented(self.metrics(step_time_s, device_bytes), metric)
-
     def longest(self, metric: str, limit: float) -> float:
         """The step time from which on a metric is worse than `limit`; infinite where it does not depend on time."""
         n, tokens = self.num_gpus, self.tokens

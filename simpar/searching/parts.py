@@ -7,18 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp, inf
 from statistics import NormalDist
-from typing import Any
 
+import numpy as np
+
+from simpar.engine.longest_path import longest_path_batch
 from simpar.model.kind import kind_of, site_of
 from simpar.readings import TENTH, fit_probability
-from simpar.result.interval import HALF_WIDTH
-from simpar.searching.account import Account, Glimpse
+from simpar.result.interval import HALF_WIDTH, together
+from simpar.searching.account import Account
 from simpar.searching.branch import Branch
 from simpar.searching.choice import Choice
+from simpar.searching.closed import Followers
 from simpar.searching.evaluation import Evaluation
-from simpar.searching.followers import Followers
 from simpar.searching.incumbents import NO_LIMITS, Incumbents, Limits, Scored
-from simpar.searching.intervals import Intervals
 from simpar.searching.mixed_branch import MixedBranch
 from simpar.searching.mixed_pricing import MixedEvaluation, MixedPricing
 from simpar.searching.mixed_space import MixedSpace
@@ -96,42 +97,12 @@ class PartResult:
     Attributes:
         part: its number.
         best: simulated layouts that were among its best, or the best of another design.
-        rejected, evaluated, kept: see `Account`.
-        glimpses: the best of its designs, by their bounds.
-        skipped: nothing that it left out for gaining too little takes less than this.
+        account: of its layouts.
     """
 
     part: int
     best: tuple[Scored, ...]
-    rejected: dict[str, int]
-    evaluated: dict[str, int]
-    kept: int
-    glimpses: tuple[Glimpse, ...] = ()
-    skipped: float = inf
-
-    def account(self) -> Account:
-        """As an account."""
-        found = Account(kept=self.kept)
-        found.rejected.update(self.rejected)
-        found.evaluated.update(self.evaluated)
-        return found
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything but the layouts, as plain data."""
-        seen = [{"choice": g.choice.flat(), "bound_s": g.bound_s, "device_bytes": g.device_bytes} for g in self.glimpses]
-        return {
-            "rejected": self.rejected,
-            "evaluated": self.evaluated,
-            "kept": self.kept,
-            "glimpses": seen,
-            "skipped": None if self.skipped == inf else self.skipped,
-        }
-
-    @classmethod
-    def from_json(cls, part: int, data: dict[str, Any]) -> PartResult:
-        """The inverse of `to_json`, without layouts."""
-        seen = tuple(Glimpse(Choice.from_flat(g["choice"]), g["bound_s"], g["device_bytes"]) for g in data["glimpses"])
-        return cls(part, (), data["rejected"], data["evaluated"], data["kept"], seen, data["skipped"] or inf)
+    account: Account
 
 
 def parts_of(branch: AnyBranch, count: int) -> list[list[Node]]:
@@ -143,7 +114,7 @@ def parts_of(branch: AnyBranch, count: int) -> list[list[Node]]:
         return (group.tp, group.cp, batch) if experts else (group.tp, group.cp, group.pp, batch)
 
     families: dict[tuple[int, ...], list[Node]] = {}
-    for node in branch.nodes():
+    for node in branch.space.nodes():
         families.setdefault(family(node), []).append(node)
     # Neighbours cost alike: dealt out in turn, every part gets its share of the hard ones.
     ordered = [families[key] for key in sorted(families)]
@@ -285,6 +256,28 @@ def branch_for(
     return branch
 
 
+class Intervals:
+    """Upper ends of intervals.
+
+    Args:
+        unseen: half-width that the calibration alone gives, as a share of the step time.
+        factor: on the upper half, in logarithms (specs/calibration.py, `interval_up`).
+    """
+
+    def __init__(self, evaluation: Evaluation, unseen: float, factor: float) -> None:
+        self.evaluation, self.unseen, self.factor = evaluation, unseen, factor
+
+    def high(self, choice: Choice, time_s: float) -> float:
+        """The upper end for a layout that takes `time_s`, or a lower bound of it where that is one of its time.
+
+        Each category of seconds goes to its own upper end, all else staying; the changes of the longest path's logarithm, without
+        interference, add up in quadrature with what the calibration leaves open.
+        """
+        step, seconds = self.evaluation.raised(choice)
+        spans = longest_path_batch(step.program, seconds)
+        return float(time_s * together(np.maximum(spans[1:], spans[0]) / spans[0], self.unseen) ** self.factor)
+
+
 class _Memo(threading.local):
     """The last space's prices. A worker may have several threads, and memos are not made for sharing."""
 
@@ -331,19 +324,12 @@ def solve_part(
         branch.incumbents.add(scored)
     branch.run(nodes)
     account = branch.account
-    glimpses = sorted(branch.glimpses.values(), key=lambda g: g.bound_s)[:GLIMPSES]
-    return PartResult(
-        part,
-        tuple(branch.incumbents.known),
-        dict(account.rejected),
-        dict(account.evaluated),
-        account.kept,
-        tuple(glimpses),
-        branch.incumbents.skipped,
-    )
+    account.skipped = branch.incumbents.skipped
+    account.glimpses = sorted(branch.glimpses.values(), key=lambda g: g.bound_s)[:GLIMPSES]
+    return PartResult(part, tuple(branch.incumbents.known), account)
 
 
 __all__ = [
-    "AnyBranch", "AnyPricing", "PartResult", "Wish", "branch_for", "fitting", "largest_share", "measure_of", "parts_of",
-    "pricing_of", "solve_part", "survey_part", "widest",
+    "AnyBranch", "AnyPricing", "Intervals", "PartResult", "Wish", "branch_for", "fitting", "largest_share", "measure_of",
+    "parts_of", "pricing_of", "solve_part", "survey_part", "widest",
 ]  # fmt: skip

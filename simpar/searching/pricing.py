@@ -21,6 +21,7 @@ from simpar.parallel.local_layer import LocalLayer
 from simpar.parallel.split_options import SplitOptions
 from simpar.parallel.work import HostCopy
 from simpar.program.program import FloatArray
+from simpar.program.waits import update_waits
 from simpar.result.gathers import head_gradient_bytes, update_bytes
 from simpar.result.outside import outside_bytes, workspaces
 from simpar.schedules import SCHEDULES
@@ -42,12 +43,12 @@ from simpar.searching.blocks import (
 from simpar.searching.choice import EVEN, Choice, Group, Offload, Pipeline, State, Variant
 from simpar.searching.floors import Floors
 from simpar.searching.memo import kept
-from simpar.searching.pairs import Pairs
 from simpar.searching.pipelines import Pipelines
 from simpar.searching.sends import Sends
 from simpar.searching.shapes import shape_of
 from simpar.searching.sites import Sites
 from simpar.searching.space import Space
+from simpar.searching.stages import Pairs
 from simpar.searching.state_prices import StatePricer
 from simpar.specs.framework import FrameworkSpec, framework
 from simpar.specs.scenario import Scenario
@@ -218,8 +219,7 @@ class Pricing:
         """What the numbers of a block depend on: all of it, or all but expert parallelism where it has no experts."""
         if experts:
             return (self.sites.with_batch(group, batch, variant), batch, variant)
-        site, v = self.sites.with_host(group), variant
-        return (site[0], site[1], site[4], site[5], site[8:], batch, v.sequence_parallel, v.cp_style, v.overlap_tp, v.precision)
+        return self.sites.dense(self.sites.with_host(group), batch, variant)
 
     def slowed(self, group: Group, batch: int, variant: Variant, held: int) -> float:
         """How much longer the kernels of blocks without recomputation take at least beside what holds so many SMs."""
@@ -377,15 +377,27 @@ class Pricing:
             return (a.parameters, a.optimizer + a.gradients), (b.parameters, b.optimizer + b.gradients)
         return (a.parameters + a.gradients, a.optimizer), (b.parameters + b.gradients, b.optimizer)
 
+    def least_states(self, space: Space, group: Group, variant: Variant, weights: tuple[FloatArray, FloatArray]) -> FloatArray:
+        """Bytes in which the states of (dense, expert) weights rest at least, in any layout of `space`; none of adapters."""
+        if self.template.training.trainable == "lora":
+            return np.zeros_like(weights[0])
+        parts, found = 1 if any(o.optimizer for o in space.offloads) else 2, []
+        for state in space.spreads(group):
+            dense, expert = (sum(per[:parts]) for per in self.state_bytes(group, variant, state, passing=group.pp == 1))
+            more = 0.0
+            if self.stays_gathered(group, state):
+                own = self.per_weight(group, variant, state)
+                more = own.gather + own.reduce
+            found.append(weights[0] * (dense + more) + weights[1] * (expert + more))
+        return np.asarray(np.min(found, axis=0))
+
     def update_share(self, group: Group, variant: Variant, state: State) -> float:
         """What an update needs for itself over the resting optimizer state."""
         return update_bytes(self.state_layout(group, variant, state).layout, 1.0)
 
     def waits(self, style: str) -> bool:
-        """Whether every rank waits for all gradients before its update; the rule of `program.waits.optimizer_waits`."""
-        if self.template.plan.synchronous_optimizer is not None:
-            return self.template.plan.synchronous_optimizer
-        return not (self.framework.optimizer.optimizer_post_validation and style != "full")
+        """Whether every rank waits for all gradients before its update."""
+        return update_waits(self.template.plan, self.framework, splits=style != "full")
 
     @cached_property
     def host_seconds_per_byte(self) -> float:

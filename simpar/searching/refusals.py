@@ -225,20 +225,17 @@ def _violations(space: Space, flat: dict[str, Any], named: tuple[str, ...]) -> l
     if flat["virtual_stages"] > 1 and "schedule" not in named:
         # Shown on the schedule that has chunks.
         flat = {**flat, "schedule": "interleaved", "pp": flat["pp"] if "pp" in named else max(flat["pp"], 2)}
+    if flat["recompute"] == "full:*":
+        flat = {**flat, "recompute": "full"}
     if flat["ep"] == 1 and "etp" not in named:
         flat = {**flat, "etp": flat["tp"]}
     try:
-        scenario = Choice.from_flat(_concrete(flat)).scenario(space.template)
+        scenario = Choice.from_flat(flat).scenario(space.template)
         rules = check_scenario(scenario)
     except InputError as error:
         return [str(error)]
     # A batch that the plainest layout does not divide says nothing about the values asked for.
     return [*found, *(str(v) for v in rules if v.field.removeprefix("plan.").removeprefix("training.") in named)]
-
-
-def _concrete(flat: dict[str, Any]) -> dict[str, Any]:
-    """Patterns of recomputations as one that they stand for."""
-    return {**flat, "recompute": "full"} if flat["recompute"] == "full:*" else flat
 
 
 __all__ = ["broken_rules", "check_space", "check_values", "unused"]

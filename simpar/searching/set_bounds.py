@@ -46,17 +46,8 @@ class SetBounds:
         """Bytes of the average rank under the thinnest sharding, without any activation."""
         variant = self.space.variants(group)[0]
         table = self.pricing.weights(group, variant)
-        dense, expert = float(table.dense[self._blocks].sum()), float(table.expert[self._blocks].sum())
-        if self.pricing.template.training.trainable == "lora":
-            dense = expert = 0.0
-        column, least = 1 if any(o.optimizer for o in self.space.offloads) else 2, float("inf")
-        for state in self.space.states(group):
-            per_dense, per_expert = self.pricing.state_bytes(group, variant, state, passing=group.pp == 1)
-            found = dense * sum(per_dense[:column]) + expert * sum(per_expert[:column])
-            if self.pricing.stays_gathered(group, state):
-                bytes_ = self.pricing.per_weight(group, variant, state)
-                found += (dense + expert) * (bytes_.gather + bytes_.reduce)
-            least = min(least, found)
+        weights = table.dense[self._blocks].sum(), table.expert[self._blocks].sum()
+        least = float(self.pricing.least_states(self.space, group, variant, weights))
         return least / group.pp * self.pricing.framework.allocator.fragmentation + self.pricing.outside_bytes(group)
 
     # -- variants ------------------------------------------------------------------------------------------------------

@@ -28,6 +28,12 @@ class Sites:
         numbers = (self._places.setdefault(place, len(self._places)) for place in places)
         return (group.tp, group.cp, group.ep, group.etp, *numbers)
 
+    @staticmethod
+    def dense(site: tuple[int, ...], batch: int, variant: Variant) -> tuple[object, ...]:
+        """What work without experts depends on: of a site all but expert parallelism."""
+        v = variant
+        return (*site[:2], *site[4:6], *site[8:], batch, v.sequence_parallel, v.cp_style, v.overlap_tp, v.precision)
+
     @kept
     def with_host(self, group: Group) -> tuple[int, ...]:
         """`of` and what else blocks depend on: whether there is a pipeline, and whether it leaves the node."""

@@ -17,10 +17,9 @@ from simpar.model.kind import of_jobs
 from simpar.schedules import SCHEDULES as FAMILIES
 from simpar.searching import axes
 from simpar.searching.abilities import Ability, ability
-from simpar.searching.axes import divisors
+from simpar.searching.axes import divisors, selections, whole_layers
 from simpar.searching.choice import EVEN, Choice, Group, Offload, Pipeline, Split, State, Variant, parse_split
 from simpar.searching.memo import kept
-from simpar.searching.recomputes import selections, whole_layers
 from simpar.specs.architecture import TokenModel
 from simpar.specs.checks import check_scenario
 from simpar.specs.counts import layer_count
@@ -171,6 +170,7 @@ class Space:
                 seen.add(key)
                 yield group
 
+    @kept
     def mesh(self, group: Group) -> Mesh:
         """The mesh of a group."""
         return Mesh(group.tp, group.cp, group.dp, group.pp, group.ep, group.etp, group.placement)
@@ -223,6 +223,10 @@ class Space:
         if self.template.training.optimizer_in_backward:
             return [(b, m) for b, m in found if m == 1 and group.pp == 1]
         return found
+
+    def nodes(self) -> list[tuple[Group, int, int]]:
+        """Every mesh with every micro-batch."""
+        return [(group, *both) for group in self.groups for both in self.micro_batches(group)]
 
     # -- pipelines -----------------------------------------------------------------------------------------------------
 
@@ -319,6 +323,14 @@ class Space:
         can = self._ability.can_shard or (lambda *_: True)
         return tuple(s for s in dict.fromkeys(self._states(group)) if can(group, s))
 
+    @kept
+    def spreads(self, group: Group) -> tuple[State, ...]:
+        """The first of the shardings that differ in where states lie: prices and bytes do not depend on what is hidden."""
+        found: dict[object, State] = {}
+        for state in self.states(group):
+            found.setdefault((state.zero_stage, state.shard_size, state.offload_parameters), state)
+        return tuple(found.values())
+
     def _states(self, group: Group) -> Iterator[State]:
         ranks, flags = group.dp * group.cp, (True, False)
         stages = [z for z in self.values("zero_stage", (0, 1, 2, 3)) if self._zero_fits(z, group.pp > 1)]
@@ -399,15 +411,13 @@ class Space:
     @cached_property
     def size(self) -> int:
         """Layouts in the space, counted as products along the independent axes."""
-        return sum(self.count(g, m) for g in self.groups for _, m in self.micro_batches(g))
+        return sum(self.count(group, m) for group, _, m in self.nodes())
 
     def choices(self) -> Iterator[Choice]:
         """Every layout; for small spaces and tests."""
-        for group in self.groups:
-            for batch, m in self.micro_batches(group):
-                for variant, pipeline in product(self.variants(group), self.pipelines(group.pp, m)):
-                    if not self.runs(variant, pipeline, group.pp):
-                        continue
+        for group, batch, m in self.nodes():
+            for variant, pipeline in product(self.variants(group), self.pipelines(group.pp, m)):
+                if self.runs(variant, pipeline, group.pp):
                     again = self.recomputes(self.deepest(pipeline, group.pp), merges=self.merges(variant))
                     for recompute, state, offload in product(again, self.states(group), self.offloads):
                         yield Choice(group, batch, variant, pipeline, recompute, state, offload)

@@ -186,8 +186,7 @@ class Shardings:
         self.hidden = np.array([h.reduce for h in hidden]) | self.always
         # What of a sharding is hidden does not matter to its prices.
         names = [(s.zero_stage, s.shard_size, s.offload_parameters) for s in self.states]
-        first = {name: index for index, name in reversed(list(enumerate(names)))}
-        self.priced_as = np.array([first[name] for name in names], dtype=np.int64)
+        self.priced_as = np.array([names.index(name) for name in names], dtype=np.int64)
         self._bytes: dict[bool, FloatArray] = {}
 
     # -- seconds -----------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from simpar import __version__
 from simpar.errors import InputError, Violation
+from simpar.searching.account import Account
 from simpar.searching.choice import Choice
 from simpar.searching.closed import Closed
 from simpar.searching.incumbents import Scored
@@ -229,7 +230,7 @@ class Store:
         """Designs of a part that is not done yet are closed."""
         self._run("begin immediate")
         for design in closed:
-            row = (self.key, part, design.name, json.dumps(design.to_json()))
+            row = (self.key, part, design.name, json.dumps(design.account.to_json()))
             self._run("insert or replace into designs values (?, ?, ?, ?, ?)", (*row, checksum(*row)))
         self._run("commit")
 
@@ -256,7 +257,7 @@ class Store:
         for part, name, account, stored in self._run(query, (self.key,)):
             self._verify(stored, self.key, part, name, account)
             try:
-                found.setdefault(part, []).append(Closed.from_json(name, self._read(account)))
+                found.setdefault(part, []).append(Closed(name, Account.from_json(self._read(account))))
             except (KeyError, TypeError, ValueError):
                 raise self._refused("an entry is damaged") from None
         return found

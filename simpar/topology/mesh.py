@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -28,6 +28,7 @@ SHARDED = ("shard", "replica", "expert_shard", "expert_replica")
 """HSDP: ranks that share one copy of the parameters, and ranks that hold the same piece of different copies."""
 
 
+@lru_cache(maxsize=1024)
 def parse_placement(text: str) -> tuple[str, ...]:
     """The order of dimensions in `text` ("tp-cp-ep-dp-pp"), fastest first; dimensions left out have degree 1.
 

@@ -11,7 +11,6 @@ import time
 from typing import Any
 
 from simpar.errors import SimparError
-from simpar.searching.account import Progress
 from simpar.searching.branch import Branch
 from simpar.searching.choice import recompute_text, split_text
 from simpar.searching.incumbents import Scored
@@ -70,15 +69,15 @@ class _Reporter:
     """Prints progress, not more often than a page can show it."""
 
     def __init__(self, branch: Branch, size: int) -> None:
-        self.branch, self.size, self._last = branch, size, 0.0
+        self.branch, self.size, self._last, self._started = branch, size, 0.0, time.monotonic()
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, bound: float) -> None:
         now = time.monotonic()
         if now - self._last >= EVERY_S:
             self._last = now
-            self.say(progress.bound, progress.seconds, done=False)
+            self.say(bound, done=False)
 
-    def say(self, bound: float, seconds: float, *, done: bool) -> None:
+    def say(self, bound: float, *, done: bool) -> None:
         """One line."""
         scenario = self.branch.space.template
         scored = sorted(self.branch.best, key=lambda s: s.step_time_s)
@@ -86,8 +85,9 @@ class _Reporter:
         gap = max(0.0, 1.0 - bound / best[0]["step_time_s"]) if best and not done else 0.0 if best else None
         account = self.branch.account
         _line({
-            "best": best, "gap": gap, "bound_s": bound, "seconds": seconds, "done": done, "size": self.size,
-            "rejected": dict(account.rejected), "evaluated": dict(account.evaluated), "open": len(self.branch.heap),
+            "best": best, "gap": gap, "bound_s": bound, "seconds": time.monotonic() - self._started, "done": done,
+            "size": self.size, "rejected": dict(account.rejected), "evaluated": dict(account.evaluated),
+            "open": len(self.branch.heap),
         })  # fmt: skip
 
 
@@ -105,9 +105,8 @@ def main() -> None:
         branch = Branch(space, keep=KEEP)
         reporter = _Reporter(branch, space.size)
         branch.on_progress = reporter
-        started = time.monotonic()
         branch.run()
-        reporter.say(0.0, time.monotonic() - started, done=True)
+        reporter.say(0.0, done=True)
     except SimparError as error:
         _line({"error": str(error), "done": True})
 
