@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from simpar.evidence.row_adapters import adapted
-from simpar.specs.framework_policies import Conventions
+from simpar.specs.framework_conventions import Conventions
 from simpar.specs.framework_releases import NEWEST, Month, month_of
 from simpar.specs.framework_rows import FRAMEWORKS
 from simpar.specs.hardware import load_hardware

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from simpar.registry import unknown
 from simpar.specs.framework_allocator import Allocator
+from simpar.specs.framework_conventions import Conventions
 from simpar.specs.framework_host import Host
 from simpar.specs.framework_policies import (
-    Conventions,
     DataParallel,
     Kernels,
     Loss,
@@ -26,8 +26,9 @@ from simpar.specs.framework_policies import (
 from simpar.specs.framework_releases import NEWEST as NEWEST
 from simpar.specs.framework_releases import Month as Month
 from simpar.specs.framework_releases import month_of as month_of
-from simpar.specs.framework_rows import ALIASES, FRAMEWORKS, UNRELATED
+from simpar.specs.framework_rows import FRAMEWORKS, UNRELATED
 from simpar.specs.framework_runtime import RUNTIME
+from simpar.specs.framework_words import ALIASES
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from simpar.specs.framework_releases import FrameworkRow as Row
 from simpar.specs.framework_words import LOSS_WORK
@@ -213,9 +213,3 @@ FINETUNING: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
     "modalities": ("torch-fsdp", MODALITIES),
 }
 """Canonical name -> (framework it builds on, its rows in order of time)."""
-
-FINETUNING_ALIASES: Final[dict[str, Any]] = {
-    "accelerate": "transformers", "huggingface": "transformers", "axolotl": "transformers", "llama-factory": "transformers",
-    "peft": "transformers", "ms-swift": "swift",
-}  # fmt: skip
-"""Other names -> canonical ones."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from simpar.specs.framework_finetuning import FINETUNING, FINETUNING_ALIASES
+from simpar.specs.framework_finetuning import FINETUNING
 from simpar.specs.framework_releases import Base
 from simpar.specs.framework_releases import FrameworkRow as Row
 from simpar.specs.framework_runtime import LAZY_CONNECTIONS, MiB
@@ -385,20 +385,3 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
 
 UNRELATED: Final = frozenset({"hai-llm"})
 """Frameworks that take over another's rows where nothing is known of their own, and share no code with it."""
-
-ALIASES: Final[dict[str, str]] = {
-    "megatron": "megatron-core",
-    "megatron-lm": "megatron-core",
-    "megatron-swift": "megatron-core",
-    "primus": "megatron-core",
-    "fsdp": "torchtitan",
-    "fms-fsdp": "torch-fsdp",
-    "composer": "llm-foundry",
-    "hagemann": "aa-scaling",
-    "bloom": "megatron-deepspeed",
-    "torch": "plain",
-    "pytorch": "plain",
-    "nanogpt": "torch-autocast",
-    **FINETUNING_ALIASES,
-}
-"""Other names -> canonical ones."""

@@ -1,4 +1,4 @@
-"""The words that policies of frameworks are written in, and the work of the losses."""
+"""The words that policies of frameworks are written in, other names of frameworks, and the work of the losses."""
 
 from __future__ import annotations
 
@@ -23,3 +23,25 @@ Unfused: torch's cross_entropy over a cast to fp32; half: over 16-bit logits as 
 and read and turned into their gradient. Linear: Liger's kernel on each piece of the logits, all of it in the forward
 (liger_kernel/ops/cross_entropy.py). Tiled: log-probabilities tile by tile, the logits computed again in the backward (TRL; Apple's
 cut cross-entropy in the matmul)."""
+
+ALIASES: Final[dict[str, str]] = {
+    "megatron": "megatron-core",
+    "megatron-lm": "megatron-core",
+    "megatron-swift": "megatron-core",
+    "primus": "megatron-core",
+    "fsdp": "torchtitan",
+    "fms-fsdp": "torch-fsdp",
+    "composer": "llm-foundry",
+    "hagemann": "aa-scaling",
+    "bloom": "megatron-deepspeed",
+    "torch": "plain",
+    "pytorch": "plain",
+    "nanogpt": "torch-autocast",
+    "accelerate": "transformers",
+    "huggingface": "transformers",
+    "axolotl": "transformers",
+    "llama-factory": "transformers",
+    "peft": "transformers",
+    "ms-swift": "swift",
+}
+"""Other names -> canonical ones."""
