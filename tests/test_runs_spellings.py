@@ -186,6 +186,14 @@ def test_dispatchers(changes: dict[str, Any], dispatcher: str) -> None:
     assert scenario(**EXPERTS, **changes).plan.ep_dispatcher == dispatcher
 
 
+@pytest.mark.parametrize("over", ["UCCL (EFA)", "NVSHMEM-libfabric"])
+def test_deepep_over_adapters_that_it_does_not_drive_is_not_priced_as_deepep(over: str) -> None:
+    run = run_of({**DENSE, **EXPERTS, "moe_routing": f"DeepEP over {over}"})
+    assert run.scenario is None
+    assert "EFA" in run.skipped
+    assert scenario(**EXPERTS, moe_routing="alltoall over EFA").plan.ep_dispatcher == "alltoall"
+
+
 @pytest.mark.parametrize(
     ("changes", "beside", "dispatcher"),
     [

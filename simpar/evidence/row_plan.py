@@ -82,6 +82,8 @@ DISPATCHERS: Final = (
     (rf"{_SAID}deep[-_ ]?ep\b(?!{OFF})", "deepep"),
 )
 """Pattern in moe_routing, else in the notes -> what exchanges tokens."""
+_OVER_EFA: Final = re.compile(r"\buccl\b|\befa\b|libfabric", re.IGNORECASE)
+"""In moe_routing: DeepEP's kernels cannot drive these adapters themselves."""
 _FORCED: Final = re.compile(rf"{_SAID}forced?[-_ ](?:load[-_ ])?balanc", re.IGNORECASE)
 """In moe_routing: loads are even whatever the data."""
 _NATURAL: Final = re.compile(rf"aux-loss-free|{_SAID}natural|{_SAID}real (?:rout|data|tok)", re.IGNORECASE)
@@ -137,8 +139,14 @@ def plan_of(row: Row, framework: FrameworkSpec) -> tuple[dict[str, Any], list[st
 
 def _exchange(row: Row, plan: dict[str, Any], framework: FrameworkSpec, notes: list[str]) -> dict[str, Any]:
     """What exchanges experts' tokens, and whether beside computation: where neither is said, not of hybrids, and in pipelines of
-    virtual stages alone."""
+    virtual stages alone.
+
+    Raises:
+        CannotExpress: DeepEP over adapters that its kernels do not drive.
+    """
     stated = _first((*DISPATCHERS, *_ALL_TO_ALL), row.get("moe_routing")) or _first(DISPATCHERS, row.get("notes"))
+    if stated == "deepep" and _OVER_EFA.search(str(row.get("moe_routing"))):
+        raise CannotExpress("DeepEP over EFA (UCCL, NVSHMEM's libfabric): what its proxies on the CPU take is not known")
     beside, usual = row.get("overlap_ep"), framework.conventions.ep_dispatcher
     whole = re.search(r"full[-_ ]iter(?!.*assumed)", str(row.get("cuda_graphs")), re.IGNORECASE)
     if framework.conventions.graphed_exchange and plan["ep"] > 1 and whole:
