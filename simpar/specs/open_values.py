@@ -23,7 +23,7 @@ from simpar.specs.scenario_spec import Scenario
 MOST_READINGS: Final = 256
 """Combinations of open values that are enumerated at most."""
 PRIORS: Final[dict[str, dict[Any, float]]] = {
-    "plan.recompute": {"full": 0.36, "none": 0.47, "selective": 0.17},
+    "plan.recompute": {"full": 0.36, "none": 0.47, "selective": 0.16},
     "plan.virtual_stages": {1: 0.49, 2: 0.07, 3: 0.09, 4: 0.1, 5: 0.02, 8: 0.11, 12: 0.07, 20: 0.04},
     "plan.zero_stage": {0: 0.25, 1: 0.22, 2: 0.07, 3: 0.46},
     "plan.sequence_parallel": {False: 0.25, True: 0.75},
