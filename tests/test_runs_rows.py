@@ -13,11 +13,12 @@ import pytest
 from simpar.errors import InputError
 from simpar.evidence.predicted import predict
 from simpar.evidence.row_complete import completed
+from simpar.evidence.row_experts import routing_of
 from simpar.evidence.row_framework import FRAMEWORK_PATTERNS, NEAREST, attention_of, framework_of, month_of_row, precision_of
 from simpar.evidence.row_machine import MACHINES, USUAL_BOARDS, CannotExpress, machine_of, node_gigabits
 from simpar.evidence.row_model import model_of
 from simpar.evidence.row_open import USUAL
-from simpar.evidence.row_plan import SCHEDULE_PATTERNS, _routing
+from simpar.evidence.row_plan import SCHEDULE_PATTERNS
 from simpar.evidence.row_recompute import RECOMPUTE_MODULES, recompute_of
 from simpar.evidence.row_stages import layout_of, parse_layout
 from simpar.evidence.run_rows import measured_of, read_runs, run_of
@@ -806,7 +807,7 @@ def test_a_row_without_an_id_is_named_by_its_line(tmp_path: Path) -> None:
 )
 def test_fine_tuning_keeps_the_router_of_its_checkpoint(stated: str, task: str, routing: dict[str, object]) -> None:
     """Loads of experts are even only where a source says so, or where recipes force it."""
-    assert _routing(stated, task) == routing
+    assert routing_of(stated, task) == routing
 
 
 @pytest.mark.parametrize(
@@ -953,7 +954,7 @@ def test_bf16_without_zero_shards_states_where_the_framework_does() -> None:
     [("force-balanced (even)", True), ("round-robin", True), ("uneven, balanced", None), ("even, by a bias", None)],
 )
 def test_a_balance_that_deals_experts_in_turn(words: str, dealt: bool | None) -> None:
-    assert _routing(words, "pretrain").get("in_turn") is dealt
+    assert routing_of(words, "pretrain").get("in_turn") is dealt
 
 
 def test_packed_documents_of_a_stated_length() -> None:

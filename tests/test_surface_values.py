@@ -27,7 +27,7 @@ from simpar.planning.run_simulation import simulate_run
 from simpar.report.explain import blame, blame_memory
 from simpar.report.page import Table
 from simpar.searching.answer import TIE, is_tied
-from simpar.searching.evaluation import Swept
+from simpar.searching.swept import Swept
 from simpar.specs.base import data_dir
 from simpar.specs.scenario import Scenario, make_scenario, read_scenario
 from simpar.statistics import Comparison, summarize

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from simpar.evidence.row_adapters import adapted
+from simpar.evidence.row_values import first_match
 from simpar.specs.framework_conventions import Conventions
 from simpar.specs.framework_releases import NEWEST, Month, month_of
 from simpar.specs.framework_rows import FRAMEWORKS
@@ -150,10 +151,6 @@ _ENGINE: Final = r"transformer[ -]?engine"
 """In the words for an own loop or its precision: who makes narrow formats there."""
 
 
-def _first(table: tuple[tuple[str, str], ...], text: str) -> str | None:
-    return next((value for pattern, value in table if re.search(pattern, text, re.IGNORECASE)), None)
-
-
 _TUNES: Final = re.compile(r"(?!pre-?train)(?:sft|q?lora|dpo|full(?!.*pre-?train)|.*fine[- ]?tun)", re.IGNORECASE)
 """Tasks that start from a trained model."""
 _LIBRARY: Final = {
@@ -184,7 +181,7 @@ def framework_of(row: Row) -> tuple[str, list[str]]:
     if re.search("deepspeed", str(row.get("fsdp") or ""), re.IGNORECASE) and name in _DRIVERS:
         return "deepspeed", [f"framework {stated!r}: as deepspeed, which shards its states"]
     if name in _LIBRARY and _of_a_library(row):
-        name = _first(_LIBRARY[name], f"{row.get('model_name')} {row.get('arch')}")
+        name = first_match(_LIBRARY[name], f"{row.get('model_name')} {row.get('arch')}")
     precision = str(row.get("precision") or "")
     narrow = re.search("fp8|fp4", precision) and re.search(_ENGINE, f"{stated} {precision}", re.IGNORECASE)
     if narrow and row.get("zero_stage") != 3 and name in _DRIVERS:
@@ -210,7 +207,7 @@ def tunes(row: Row) -> bool:
 
 def _named(text: str) -> tuple[str | None, list[str]]:
     """The framework that `text` names or is nearest to, and a note where it is not the framework itself."""
-    if name := _first(FRAMEWORK_PATTERNS, text):
+    if name := first_match(FRAMEWORK_PATTERNS, text):
         return name, [f"framework {text!r}: as {name}"] if _STAND_INS.search(text) else []
     found = next(((name, why) for pattern, name, why in NEAREST if re.search(pattern, text, re.IGNORECASE)), None)
     return (found[0], [f"framework {text!r}: as {found[0]}, {found[1]}"]) if found else (None, [])
@@ -255,7 +252,7 @@ def _arxiv(source: str) -> str:
 
 def stated_precision(row: Row) -> str | None:
     """The precision in the words of `row`, None where there is none."""
-    return _first(PRECISIONS, str(row.get("precision") or ""))
+    return first_match(PRECISIONS, str(row.get("precision") or ""))
 
 
 def narrow_modules(row: Row) -> str:
@@ -293,10 +290,10 @@ def attention_of(row: Row, usual: str = "", month: Month = NEWEST) -> str:
             `month`.
     """
     kernel = row.get("flash_attention")
-    if isinstance(kernel, str) and (said := _first(_COLUMN_ALONE, _DENIED.sub("_", kernel))):
+    if isinstance(kernel, str) and (said := first_match(_COLUMN_ALONE, _DENIED.sub("_", kernel))):
         return said
     texts = (row.get("notes"), kernel if isinstance(kernel, str) else "", (row.get("extra") or {}).get("attention"))
-    if stated := _first(ATTENTION_KERNELS, _DENIED.sub("_", " ".join(str(text or "") for text in texts))):
+    if stated := first_match(ATTENTION_KERNELS, _DENIED.sub("_", " ".join(str(text or "") for text in texts))):
         return stated
     dates = _FLASH if kernel is True else _SDPA if re.search(r"\bsdpa\b|scaled[_ ]dot[_ ]product", str(kernel), re.I) else ()
     if dates and usual == "unfused":

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from simpar.evidence.row_complete import RATE_ALONE
+from simpar.evidence.row_experts import untrained
 from simpar.evidence.row_machine import USUAL_BOARDS, own_board
-from simpar.evidence.row_plan import untrained
 from simpar.specs.architecture import ArchitectureSpec
 from simpar.specs.models_io import load_model, model_from_table
 from simpar.specs.open_values import PRIORS, is_open

@@ -8,12 +8,12 @@ from typing import Any, Final
 
 from simpar.evidence.row_adapters import adapted, adapters_of
 from simpar.evidence.row_complete import MOST_MICRO_BATCHES, RATE_ALONE
-from simpar.evidence.row_framework import OFF, attention_of, dropout_of, narrow_modules, stated_precision, tunes
+from simpar.evidence.row_experts import exchange_of, routing_of
+from simpar.evidence.row_framework import attention_of, dropout_of, narrow_modules, stated_precision
 from simpar.evidence.row_machine import CannotExpress
-from simpar.evidence.row_model import HYBRID
 from simpar.evidence.row_recompute import recompute_of
 from simpar.evidence.row_stages import stage_layers
-from simpar.evidence.row_values import denied
+from simpar.evidence.row_values import SAID, denied, first_match
 from simpar.specs.framework import FrameworkSpec, Month
 from simpar.specs.losses import losses_of
 
@@ -53,19 +53,17 @@ OPTIMIZERS: Final = (
     (r"adam", "adam"),
 )
 
-_SAID: Final = r"(?<!no )(?<!not )(?<!without )(?<![-\w])"
-"""Before a word: it begins there and is not denied ("non-fused")."""
 _KERNEL: Final = (
     r"(?:rms-?norm|layer-?norm|norm|rotary(?: (?:position )?embeddings?)?|rope|swi-?glu|activations?|"
     r"(?:linear )?cross.entropy|adamw)s?"
 )
-_FUSED: Final = re.compile(rf"{_SAID}fused ({_KERNEL}(?:(?:,? and |,\s*|\s*[/+]\s*){_KERNEL})*)", re.IGNORECASE)
+_FUSED: Final = re.compile(rf"{SAID}fused ({_KERNEL}(?:(?:,? and |,\s*|\s*[/+]\s*){_KERNEL})*)", re.IGNORECASE)
 """A list of what a run's single kernels are; xformers' SwiGLU is one whether or not that is said."""
 _KERNELS: Final = ((r"norm", "norm"), (r"rotary|rope", "rope"), (r"glu|activation", "activation"))
 
 LOSSES: Final = (
     (r"fused linear cross.entropy|\blinear cross.entropy", "linear"),
-    (rf"cross.entropy fusion on|\bfoak\b|unsloth|{_SAID}fused cross.entropy|\bxentropy\b", "fused"),
+    (rf"cross.entropy fusion on|\bfoak\b|unsloth|{SAID}fused cross.entropy|\bxentropy\b", "fused"),
     (r"chunked cross.entropy", "chunked"),
     (r"(?:un|non)-?fused cross.entropy|logits (?:are )?(?:cast|turned|converted)? ?(?:in)?to (?:fp32|float)", "unfused"),
 )
@@ -77,24 +75,6 @@ CP_STYLES: Final = (
     (r"torch context_parallel", "all_gather"),  # torch's ring gathers keys and values by default
     (r"ring|p2p", "ring"),
 )
-DISPATCHERS: Final = (
-    (rf"{_SAID}hybrid[-_ ]?ep\b(?!{OFF})", "hybridep"),
-    (rf"{_SAID}deep[-_ ]?ep\b(?!{OFF})", "deepep"),
-)
-"""Pattern in moe_routing, else in the notes -> what exchanges tokens."""
-_OVER_EFA: Final = re.compile(r"\buccl\b|\befa\b|libfabric", re.IGNORECASE)
-"""In moe_routing: DeepEP's kernels cannot drive these adapters themselves."""
-_FORCED: Final = re.compile(rf"{_SAID}forced?[-_ ](?:load[-_ ])?balanc", re.IGNORECASE)
-"""In moe_routing: loads are even whatever the data."""
-_NATURAL: Final = re.compile(rf"aux-loss-free|{_SAID}natural|{_SAID}real (?:rout|data|tok)", re.IGNORECASE)
-_CAPACITY: Final = re.compile(r"(?:capacity(?: factor)?|\bcf)[\s=:]{0,3}(?!\d{3})(\d+(?:\.\d+)?)(?!\.?\d|\s*tokens)", re.IGNORECASE)
-"""A factor, at most 99: a larger number, or one of tokens, is what an expert takes."""
-_ALL_TO_ALL: Final = ((rf"{_SAID}(?:all[-_ ]?to[-_ ]?all|a2a)\b(?!{OFF})", "alltoall"),)
-"""The same in moe_routing alone: notes say so of traffic, whatever carries it."""
-
-
-def _first(table: tuple[tuple[str, str], ...], text: object) -> str | None:
-    return next((value for pattern, value in table if re.search(pattern, str(text or ""), re.IGNORECASE)), None)
 
 
 def plan_of(row: Row, framework: FrameworkSpec) -> tuple[dict[str, Any], list[str]]:
@@ -118,7 +98,7 @@ def plan_of(row: Row, framework: FrameworkSpec) -> tuple[dict[str, Any], list[st
         "recompute": recompute_of(row, framework, notes),
         "overlap_tp": bool(row.get("overlap_tp")),
     }  # fmt: skip
-    plan |= _exchange(row, plan, framework, notes)
+    plan |= exchange_of(row, plan, framework, notes)
     if framework.conventions.rank_order:
         plan["placement"] = framework.conventions.rank_order
     if row.get("etp"):
@@ -137,34 +117,13 @@ def plan_of(row: Row, framework: FrameworkSpec) -> tuple[dict[str, Any], list[st
     return plan, notes
 
 
-def _exchange(row: Row, plan: dict[str, Any], framework: FrameworkSpec, notes: list[str]) -> dict[str, Any]:
-    """What exchanges experts' tokens, and whether beside computation: where neither is said, not of hybrids, and in pipelines of
-    virtual stages alone.
-
-    Raises:
-        CannotExpress: DeepEP over adapters that its kernels do not drive.
-    """
-    stated = _first((*DISPATCHERS, *_ALL_TO_ALL), row.get("moe_routing")) or _first(DISPATCHERS, row.get("notes"))
-    if stated == "deepep" and _OVER_EFA.search(str(row.get("moe_routing"))):
-        raise CannotExpress("DeepEP over EFA (UCCL, NVSHMEM's libfabric): what its proxies on the CPU take is not known")
-    beside, usual = row.get("overlap_ep"), framework.conventions.ep_dispatcher
-    whole = re.search(r"full[-_ ]iter(?!.*assumed)", str(row.get("cuda_graphs")), re.IGNORECASE)
-    if framework.conventions.graphed_exchange and plan["ep"] > 1 and whole:
-        usual = framework.conventions.graphed_exchange
-        chunks = plan["pp"] == 1 or plan["virtual_stages"] > 1
-        if stated is None and beside is None and chunks and not HYBRID.search(str(row.get("arch"))):
-            beside = True
-            notes.append("graphs hold whole iterations: experts' exchange beside computation, as in the framework's recipes")
-    return {"overlap_ep": bool(beside), "ep_dispatcher": stated or usual}
-
-
 def _cp_style(row: Row, framework: FrameworkSpec) -> str:
     if framework.conventions.only_cp_style:
         return framework.conventions.only_cp_style
     stated = str(row.get("cp_type") or "")
     if adapted(row) and (not stated or " or " in stated):
         return framework.conventions.adapter_cp_style
-    return _first(CP_STYLES, stated) or "ring"
+    return first_match(CP_STYLES, stated) or "ring"
 
 
 def _virtual_stages(row: Row, framework: FrameworkSpec, notes: list[str]) -> int:
@@ -187,7 +146,7 @@ def _virtual_stages(row: Row, framework: FrameworkSpec, notes: list[str]) -> int
 def _schedule(row: Row, plan: dict[str, Any], framework: FrameworkSpec) -> dict[str, Any]:
     if plan["pp"] == 1:
         return {}
-    name = _first(SCHEDULE_PATTERNS, row.get("pp_schedule"))
+    name = first_match(SCHEDULE_PATTERNS, row.get("pp_schedule"))
     if name is None:
         name = "interleaved" if plan["virtual_stages"] > 1 else framework.pipeline.schedule
     if name == "1f1b" and plan["virtual_stages"] > 1:
@@ -266,7 +225,7 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
         raise CannotExpress(f"{batch // (micro * dp)} micro batches a step: is the global batch of {batch} in tokens?")
     task = str(row.get("task") or ("lora" if adapted(row) else "pretrain"))
     named = row.get("optimizer")
-    optimizer = _first(OPTIMIZERS, named)
+    optimizer = first_match(OPTIMIZERS, named)
     if named and optimizer is None:
         notes.append(f"optimizer {named}: as adamw")
     table: dict[str, Any] = {
@@ -279,7 +238,7 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
         "attention_kernel": attention_of(row, dict(framework.kernels.attention)[""], month),
         "cuda_graphs": _graphs(str(row.get("cuda_graphs") or "none")),
         "cuda_graph_scope": "attention" if re.search(r"moe[_ ]router", str(row.get("cuda_graphs"))) else "layer",
-        "routing": _routing(str(row.get("moe_routing") or ""), task if row.get("moe_experts") else ""),
+        "routing": routing_of(str(row.get("moe_routing") or ""), task if row.get("moe_experts") else ""),
     }
     table |= _loss(row, framework) | _states(row, framework, table["optimizer"])
     kernel = re.search(r"(?<![a-z])fused(?![a-z])|foreach", str(named), re.IGNORECASE)
@@ -317,7 +276,7 @@ def _overflows(row: Row) -> bool:
 def _loss(row: Row, framework: FrameworkSpec) -> dict[str, Any]:
     """The loss that a run names, where its framework has it; the step of an RL trainer takes log-probabilities by tiles."""
     notes, has = str(row.get("notes") or ""), losses_of(framework)
-    found = _first(LOSSES, notes) or _first(LOSSES, " ".join(f"fused {name}" for name in _fused(notes)))
+    found = first_match(LOSSES, notes) or first_match(LOSSES, " ".join(f"fused {name}" for name in _fused(notes)))
     if re.match(r"rl\b", str(row.get("task") or "")) or "buffers for several adapters" in notes:
         found = "tiled"
     return {"cross_entropy": found} if found in has else {}
@@ -379,26 +338,3 @@ def _graphs(text: str) -> bool:
     if re.search(r"transformer_engine|moe[_ ](?:router|preprocess)", text):
         return re.search(r"attn|attention|mlp|iteration|layer", text) is not None
     return True
-
-
-def untrained(row: Row) -> bool:
-    """Whether a run's router is as it was initialised and nothing balances what it chooses."""
-    text = str(row.get("moe_routing") or "")
-    return "natural" in text and "random init" in text and not re.search(r"balance|capacity|drop\b", text)
-
-
-def _routing(text: str, task: str) -> dict[str, Any]:
-    """How tokens spread over experts, as a row says or, where it does not, as what it trains implies."""
-    capacity = _CAPACITY.search(text)
-    table: dict[str, Any] = {"kind": "balanced"}
-    balanced = re.search(r"balance|capacity|drop\b|not (?:natural|real)", text, re.IGNORECASE) is not None
-    trained = (tunes({"task": task}) or re.match(r"rl\b", task) is not None) and not balanced
-    if not _FORCED.search(text) and (_NATURAL.search(text) or trained):
-        # Fine-tuning keeps the router of its checkpoint. One that has not been trained spreads loads by about their mean, as in the
-        # first steps of a pre-training.
-        table = {"kind": "lognormal", **({"spread": 1.0} if "random init" in text else {})}
-    elif re.search(r"round[- ]robin|\bin turn\b|\(even\)|_type\W+even\b", text):
-        table["in_turn"] = True  # Primus' moe_router_force_load_balancing_type: even
-    if capacity or "token drop" in text or "token-drop" in text:
-        table["capacity_factor"] = float(capacity[1]) if capacity else 1.0
-    return table

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 Row = Mapping[str, Any]
+
+SAID: Final = r"(?<!no )(?<!not )(?<!without )(?<![-\w])"
+"""Before a word: it begins there and is not denied ("non-fused")."""
 
 COUNTS: Final = frozenset((
     "layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab", "seq_len", "moe_experts", "moe_topk", "moe_ffn",
@@ -255,3 +258,8 @@ def _text(name: str, value: Any) -> str | None:
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 40 else text[:37] + "..."
+
+
+def first_match(table: Sequence[tuple[str, str]], text: object) -> str | None:
+    """The value of the first pattern of `table` that is in a text; none where none is."""
+    return next((value for pattern, value in table if re.search(pattern, str(text or ""), re.IGNORECASE)), None)

@@ -17,6 +17,7 @@ from simpar.searching.incumbents import Incumbents
 from simpar.searching.memo import kept
 from simpar.searching.open_layouts import Design, OpenLayouts, parents, with_parents
 from simpar.searching.pricing import Pricing
+from simpar.searching.recomputations import Recomputations
 from simpar.searching.shapes import shape_of
 from simpar.searching.space import Space
 from simpar.searching.stages import StageBytes, Stages, stage_pairs
@@ -26,33 +27,6 @@ BoolArray = NDArray[np.bool_]
 _LARGEST_MEMO = 20_000
 ROUNDING = 1e-9
 """Relative slack of bytes that are summed in another order."""
-
-
-@dataclass(frozen=True)
-class Recomputations:
-    """What the stages of a cut may recompute.
-
-    Attributes:
-        texts: of each recomputation.
-        names: block tables that they need; table: int array [R], which of them each needs.
-        stages: the cut under all of them.
-    """
-
-    texts: tuple[str, ...]
-    names: tuple[str, ...]
-    table: IntArray
-    stages: Stages
-
-    def only(self, names: BoolArray) -> Recomputations:
-        """Those of some block tables, bool array [names]."""
-        kept = tuple(n for n, known in zip(self.names, names.tolist(), strict=True) if known)
-        found = self.take(np.flatnonzero(names[self.table]))
-        return replace(found, names=kept, table=(np.cumsum(names) - 1)[found.table])
-
-    def take(self, rows: IntArray) -> Recomputations:
-        """Some of them, with all block tables."""
-        texts = tuple(self.texts[row] for row in rows.tolist())
-        return Recomputations(texts, self.names, self.table[rows], self.stages.take(rows))
 
 
 @dataclass(frozen=True)

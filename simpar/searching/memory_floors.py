@@ -163,7 +163,7 @@ class MemoryFloors:
             full, table = self._fullest_of(group.pp, m), self.pricing.weights(group, variant)
             assert full is not None  # where no rank is known to be fullest, nobody asks what it has left
             weights = full.owned @ table.dense, full.owned @ table.expert
-            self._rests[key] = self.pricing.least_states(self.space, group, variant, weights)
+            self._rests[key] = least_states(self.pricing, self.space, group, variant, weights)
         return whole * (1.0 + _ROUNDING) - self._rests[key]
 
     @staticmethod
@@ -228,3 +228,20 @@ class MemoryFloors:
 
 
 __all__ = ["Fullest", "MemoryFloors"]
+
+
+def least_states(
+    pricing: Pricing, space: Space, group: Group, variant: Variant, weights: tuple[FloatArray, FloatArray]
+) -> FloatArray:
+    """Bytes in which the states of (dense, expert) weights rest at least, in any layout of `space`; none of adapters."""
+    if pricing.template.training.trainable == "lora":
+        return np.zeros_like(weights[0])
+    parts, found = 1 if any(o.optimizer for o in space.offloads) else 2, []
+    for state in space.spreads(group):
+        dense, expert = (sum(per[:parts]) for per in pricing.state_bytes(group, variant, state, passing=group.pp == 1))
+        more = 0.0
+        if pricing.stays_gathered(group, state):
+            own = pricing.per_weight(group, variant, state)
+            more = own.gather + own.reduce
+        found.append(weights[0] * (dense + more) + weights[1] * (expert + more))
+    return np.asarray(np.min(found, axis=0))

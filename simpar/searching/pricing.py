@@ -377,20 +377,6 @@ class Pricing:
             return (a.parameters, a.optimizer + a.gradients), (b.parameters, b.optimizer + b.gradients)
         return (a.parameters + a.gradients, a.optimizer), (b.parameters + b.gradients, b.optimizer)
 
-    def least_states(self, space: Space, group: Group, variant: Variant, weights: tuple[FloatArray, FloatArray]) -> FloatArray:
-        """Bytes in which the states of (dense, expert) weights rest at least, in any layout of `space`; none of adapters."""
-        if self.template.training.trainable == "lora":
-            return np.zeros_like(weights[0])
-        parts, found = 1 if any(o.optimizer for o in space.offloads) else 2, []
-        for state in space.spreads(group):
-            dense, expert = (sum(per[:parts]) for per in self.state_bytes(group, variant, state, passing=group.pp == 1))
-            more = 0.0
-            if self.stays_gathered(group, state):
-                own = self.per_weight(group, variant, state)
-                more = own.gather + own.reduce
-            found.append(weights[0] * (dense + more) + weights[1] * (expert + more))
-        return np.asarray(np.min(found, axis=0))
-
     def update_share(self, group: Group, variant: Variant, state: State) -> float:
         """What an update needs for itself over the resting optimizer state."""
         return update_bytes(self.state_layout(group, variant, state).layout, 1.0)

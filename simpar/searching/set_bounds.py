@@ -12,6 +12,7 @@ from simpar.searching import bounds
 from simpar.searching.blocks import B, BlockTable, F, I, W
 from simpar.searching.choice import Group, Pipeline, Variant
 from simpar.searching.memo import kept
+from simpar.searching.memory_floors import least_states
 from simpar.searching.pricing import Pricing
 from simpar.searching.shapes import shape_of, style_of
 from simpar.searching.space import Space
@@ -47,7 +48,7 @@ class SetBounds:
         variant = self.space.variants(group)[0]
         table = self.pricing.weights(group, variant)
         weights = table.dense[self._blocks].sum(), table.expert[self._blocks].sum()
-        least = float(self.pricing.least_states(self.space, group, variant, weights))
+        least = float(least_states(self.pricing, self.space, group, variant, weights))
         return least / group.pp * self.pricing.framework.allocator.fragmentation + self.pricing.outside_bytes(group)
 
     # -- variants ------------------------------------------------------------------------------------------------------
