@@ -78,8 +78,9 @@ def test_full_recomputation_keeps_the_input() -> None:
 
 
 def test_layernorm_recomputation_frees_4h() -> None:
+    """Both norms' outputs, and the statistic (fp32) that each keeps of a row, which is worked out again with them."""
     freed = saved(dense(), Degrees()) - saved(dense(), Degrees(), Recompute(modules=frozenset({"layernorm"})))
-    assert freed == 4 * 4096
+    assert freed == 4 * 4096 + 2 * 4
 
 
 def collectives(degrees: Degrees, recompute: Recompute = Recompute()) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
