@@ -1,4 +1,4 @@
-"""Expert-parallel exchanges and custom all-reduce kernels."""
+"""Expert-parallel exchanges."""
 
 from __future__ import annotations
 
@@ -83,25 +83,6 @@ def test_nothing_to_send_costs_nothing() -> None:
     assert MODEL.exchange(dispatch(0), packed(MODEL.hardware, 8, 1), "deepep").seconds == 0
     with pytest.raises(InputError, match="deepep"):
         MODEL.exchange(dispatch(8), packed(MODEL.hardware, 8, 1), "deep")
-
-
-def test_custom_kernels_beat_nccl_when_small_and_meet_it_when_large() -> None:
-    placement = packed(MODEL.hardware, 8, 1)
-    small, large = (MODEL.custom_all_reduce(s, placement).seconds / MODEL.time("all_reduce", s, placement).seconds
-                    for s in (2**14, 2**30))  # fmt: skip
-    assert small < 0.6
-    assert large == pytest.approx(1.0, abs=0.05)
-
-
-@pytest.mark.parametrize("size", [2**10, 2**20, 2**28])
-def test_a_call_outside_a_graph_costs_more(size: int) -> None:
-    placement = packed(MODEL.hardware, 4, 1)
-    assert MODEL.custom_all_reduce(size, placement, graph=False).seconds > MODEL.custom_all_reduce(size, placement).seconds
-
-
-def test_custom_kernels_stay_in_a_domain() -> None:
-    with pytest.raises(InputError, match="domain"):
-        MODEL.custom_all_reduce(1e6, packed(MODEL.hardware, 16, 2))
 
 
 @pytest.mark.parametrize(

@@ -120,14 +120,6 @@ def test_expert_tables_are_understood(name: str) -> None:
     assert everything.mape < 0.20
 
 
-def test_custom_all_reduce_is_understood() -> None:
-    report = validate_collectives(TABLES / "custom_allreduce.csv")
-    by = {g.by["hardware"]: g.summary for g in report.groups if g.by.get("group") == "series" and g.by["size"] == "all"}
-    for name in ("h100_sxm", "h200_sxm", "a100_sxm"):
-        assert by[name].mape is not None
-        assert by[name].mape < 0.15
-
-
 def test_every_rule_names_a_profile_that_exists() -> None:
     assert {rule.profile for rule in MACHINES} <= set(profile_names())
 

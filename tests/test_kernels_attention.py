@@ -1,4 +1,4 @@
-"""Attention, memory-bound and expert prices: closed forms and metamorphic relations."""
+"""Attention and memory-bound prices: closed forms and metamorphic relations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from simpar.costs.attention import AttentionShapes, attention_flops, attention_s
 from simpar.costs.kernels import KernelModel
 from simpar.costs.memory_bound import DEFAULT_CLASSES
 from simpar.errors import UnknownNameError
-from simpar.evidence.moe import moe_shapes, rank_loads
 from simpar.parallel.work import AttentionWork
 from simpar.specs.hardware import load_hardware
 from simpar.specs.kernel_constants import AttentionConstants, HeadConstants
@@ -149,23 +148,3 @@ def test_adam_published() -> None:
     """539M all-bf16 parameters (14 bytes each) take 3.578 ms on an H100 with 2.4 TB/s (torch fused)."""
     model = KernelModel(load_hardware("dgx-h100-96gb-500w"))
     assert model.adam(539e6, bytes_per_parameter=14).seconds == pytest.approx(3.578e-3, rel=0.05)
-
-
-def test_balanced_loads_are_equal_and_complete() -> None:
-    loads = rank_loads(64, 8, 4, 1024.0, 0.0)
-    assert loads == (64.0,) * 8
-    skewed = rank_loads(64, 8, 4, 1024.0, 1.2)
-    assert sum(skewed) > sum(loads)
-    assert max(skewed) <= 1024.0 + 1e-6
-    assert skewed == rank_loads(64, 8, 4, 1024.0, 1.2)
-
-
-def test_moe_rows_of_a_rank() -> None:
-    table = {k: np.array([float(v)]) for k, v in
-             {"tokens": 4096, "hidden": 4096, "inter": 1536, "topk": 8, "experts": 128, "tp": 2, "ep": 8}.items()}  # fmt: skip
-    a = moe_shapes(table, np.array([0.0]))
-    assert a.rows[0] == 4096
-    assert a.width[0] == 768
-    assert a.tiles[0].tolist() == [16 * 16, 16 * 8, 16 * 4, 16 * 2, 16 * 1]
-    # Planned for one standard deviation above the mean load: 256 + 16 rows take one more tile.
-    assert a.planned[0].tolist() == [16 * 17, 16 * 9, 16 * 5, 16 * 3, 16 * 2]

@@ -13,7 +13,7 @@ from simpar.costs.kernels import KernelModel
 from simpar.errors import InputError
 from simpar.evidence import fit, fit_gemm, fit_kernels
 from simpar.evidence.kernel_errors import bands, halves
-from simpar.evidence.kernel_tables import Source, alpha_of, attention_name, column_source, columns, gemm_name, moe_name, profile_of
+from simpar.evidence.kernel_tables import Source, attention_name, column_source, columns, gemm_name, profile_of
 from simpar.evidence.robust import soft_l1
 from simpar.parallel.work import Gemm
 from simpar.specs.hardware import load_hardware
@@ -72,10 +72,8 @@ def test_names_say_what_they_hold() -> None:
     assert gemm_name(Path("gemm_b300_bf16.csv")) == ("b300", "bf16")
     assert gemm_name(Path("gemm_h100_pcie_fp8.csv")) == ("h100_pcie", "fp8")
     assert attention_name(Path("attention_full_h100_fa3_vit_vllm0240.csv")) == ("h100", "fa3", "vit_vllm0240")
-    assert moe_name(Path("moe_b200_fp8block_deepgemm.csv")) == ("b200", "fp8block", "deepgemm")
     assert column_source("h100", "fp8", "us_deepgemm_block_incl_quant").dtype == "fp8_block"
     assert column_source("h200", "bf16", "us_vllm0220_sustained").mode == "sustained"
-    assert (alpha_of("balanced"), alpha_of("power_law_1.2")) == (0.0, 1.2)
     b300, nothing = profile_of("b300_sxm"), profile_of("abacus")
     assert b300 is not None
     assert b300.name == "dgx-b300"

@@ -14,6 +14,7 @@ from simpar.costs.price import Provenance
 from simpar.specs.base import data_dir, read_toml, validate
 from simpar.specs.collective_constants import (
     CollectiveConstants,
+    ExpertConstants,
     NetworkConstants,
     NvlsConstants,
     PeerConstants,
@@ -169,11 +170,7 @@ def constants_of(hardware: HardwareProfile) -> Known:
     return Known(up, net or published_network(hardware.nic.latency.value), bands, within, between)
 
 
-def kernels_of(hardware: HardwareProfile) -> CollectiveConstants:
-    """Where the constants of expert-parallel and custom all-reduce kernels stand: the profile's own, or the nearest's."""
-    own, key = hardware.collectives, key_of(hardware)
-    if own.expert is not None or own.custom is not None:
-        return own
-    alike = [c for name, c in shipped().items() if name[0] == key[0] and (c.expert or c.custom)]
-    same = [c for name, c in shipped().items() if name[:2] == key[:2] and (c.expert or c.custom)]
-    return next(iter([*same, *alike]), CollectiveConstants())
+def expert_of(hardware: HardwareProfile) -> ExpertConstants | None:
+    """Constants of expert-parallel kernels: the profile's own, or those fitted on its GPU generation."""
+    fits = (c.expert for name, c in shipped().items() if name[0] == hardware.gpu.architecture)
+    return hardware.collectives.expert or next((found for found in fits if found is not None), None)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.costs import custom_allreduce, expert_parallel, gloo, nccl, point_to_point, torus
-from simpar.costs.collective_defaults import constants_of, kernels_of
+from simpar.costs import expert_parallel, gloo, nccl, point_to_point, torus
+from simpar.costs.collective_defaults import constants_of, expert_of
 from simpar.costs.collective_geometry import Geometry, geometry
 from simpar.costs.collective_law import Law, fastest, seconds_of
 from simpar.costs.collective_points import MeasuredTimes
@@ -53,7 +53,7 @@ class CollectiveModel:
         known = constants_of(hardware)
         self._scale_up, self._network, self._bands = known.scale_up, known.network, known.bands
         self._provenance = {False: known.within, True: known.between}
-        self._own = kernels_of(hardware)
+        self._dispatch = expert_of(hardware)
         self._nvls = nvls and hardware.scale_up.in_network_reduction
         self._sharp = sharp and hardware.fabric.in_network_reduction
         self._prices: dict[tuple[str, float, GroupPlacement], Price] = {}
@@ -184,7 +184,7 @@ class CollectiveModel:
         if dispatcher == "alltoall":
             return self.time("all_to_all", x.tokens * x.topk * x.row_bytes, placement)
         law = expert_parallel.low_latency_s if dispatcher == "deepep_low_latency" else expert_parallel.normal_s
-        fitted = self._own.expert
+        fitted = self._dispatch
         constants = fitted or expert_parallel.PUBLISHED
         if dispatcher == "hybridep":
             fitted, constants = None, constants.model_copy(update=expert_parallel.HYBRID_EP)
@@ -195,24 +195,3 @@ class CollectiveModel:
         terms = ((f"{prefix}/latency", latency), (f"{prefix}/transfer", transfer))
         provenance = Provenance.MODEL if fitted else Provenance.SCALED
         return Price(seconds, seconds * low, seconds * high, provenance, terms)
-
-    def custom_all_reduce(self, bytes_: float, placement: GroupPlacement, *, kernel: str = "vllm", graph: bool = True) -> Price:
-        """All-reduce by an inference library's kernel (trtllm, vllm, sglang), replayed in a CUDA graph or called eagerly.
-
-        Raises:
-            InputError: unknown kernel, or a group that leaves its domain.
-        """
-        if kernel not in custom_allreduce.KERNELS:
-            raise unknown("custom all-reduce kernel", kernel, list(custom_allreduce.KERNELS))
-        if placement.num_domains > 1:
-            raise InputError("a custom all-reduce needs all ranks in one scale-up domain")
-        if placement.size <= 1 or bytes_ <= 0:
-            return ZERO
-        fitted = self._own.custom
-        memory = self.hardware.gpu.memory_bandwidth.value
-        nccl_s = self.time("all_reduce", bytes_, placement).seconds
-        g, constants = self.geometry(placement), fitted or custom_allreduce.PUBLISHED
-        seconds = custom_allreduce.seconds(bytes_, kernel, graph, g, constants, nccl_s, memory)
-        low, high = self.interval("custom", bytes_)
-        provenance = Provenance.MODEL if fitted else Provenance.SCALED
-        return Price(seconds, seconds * low, seconds * high, provenance, ((f"all_reduce/{kernel}", seconds),))

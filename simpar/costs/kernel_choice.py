@@ -10,15 +10,14 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, TypeVar
+from typing import Final
 
 from simpar.costs.price import Provenance
 from simpar.errors import InputError
 from simpar.specs.base import data_dir, read_toml, validate
 from simpar.specs.hardware import HardwareProfile, load_hardware
-from simpar.specs.kernel_constants import AttentionConstants, Band, GemmConstants, HeadConstants, KernelConstants, MoeConstants
+from simpar.specs.kernel_constants import AttentionConstants, Band, GemmConstants, HeadConstants, KernelConstants
 
-Product = TypeVar("Product", GemmConstants, MoeConstants)
 NEAREST: Final = {
     "fermi": "a100",
     "volta": "a100",
@@ -101,9 +100,8 @@ def _attention_scaled(a: AttentionConstants, compute: float, bandwidth: float) -
     )
 
 
-def _product_scaled(c: Product, compute: float, bandwidth: float, beside: str) -> Product:
-    """Constants of a product and of what moves bytes `beside` it."""
-    rates = {"rate_flops_per_s": compute, "bandwidth_bytes_per_s": bandwidth, beside: bandwidth}
+def _gemm_scaled(c: GemmConstants, compute: float, bandwidth: float) -> GemmConstants:
+    rates = {"rate_flops_per_s": compute, "bandwidth_bytes_per_s": bandwidth, "cast_bytes_per_s": bandwidth}
     return c.model_copy(update={name: getattr(c, name) * factor for name, factor in rates.items()})
 
 
@@ -111,10 +109,9 @@ def scaled(c: KernelConstants, compute: float, bandwidth: float) -> KernelConsta
     """`c` with rates times `compute` and bandwidths times `bandwidth`."""
     if compute == 1.0 and bandwidth == 1.0:
         return c
-    gemm = tuple(_product_scaled(g, compute, bandwidth, "cast_bytes_per_s") for g in c.gemm)
-    moe = tuple(_product_scaled(m, compute, bandwidth, "permute_bytes_per_s") for m in c.moe)
+    gemm = tuple(_gemm_scaled(g, compute, bandwidth) for g in c.gemm)
     attention = tuple(_attention_scaled(a, compute, bandwidth) for a in c.attention)
-    return c.model_copy(update={"gemm": gemm, "moe": moe, "attention": attention})
+    return c.model_copy(update={"gemm": gemm, "attention": attention})
 
 
 def _attention_apart(base: KernelConstants, unscaled: KernelConstants, own: KernelConstants) -> KernelConstants:
@@ -135,7 +132,6 @@ def _merge(own: KernelConstants, base: KernelConstants) -> KernelConstants:
             "default_library": own.default_library or base.default_library,
             "gemm": own.gemm + base.gemm,
             "attention": own.attention + base.attention,
-            "moe": own.moe + base.moe,
             "backward": own.backward + base.backward,
             "directions": own.directions or base.directions,
             "grouped": own.grouped or base.grouped,

@@ -1,7 +1,7 @@
 """Predicted against measured collectives: per series (hardware, nodes, collective), above and below 1 MiB, and bias by size.
 
-Understands the tables of measured collectives (nccl-tests columns), of DeepEP exchanges (normal and low latency) and of
-custom all-reduce kernels; a folder is every such table in it.
+Understands the tables of measured collectives (nccl-tests columns) and of DeepEP exchanges (normal and low latency); a folder
+is every such table in it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from simpar.costs.collectives import CollectiveModel
 from simpar.costs.price import Price
 from simpar.errors import InputError
 from simpar.evidence.collective_rows import Row, harness_costs, parse
-from simpar.evidence.kernel_rows import KernelRow, custom_row, expert_rows, published_rows
+from simpar.evidence.kernel_rows import KernelRow, expert_rows, published_rows
 from simpar.evidence.tables import tables
 from simpar.specs.hardware import HardwareProfile
 from simpar.statistics import Comparison, Group, summarize
@@ -59,7 +59,7 @@ class CollectiveReport:
     @property
     def within_tolerance(self) -> bool:
         """Whether the means over series keep the stated tolerances."""
-        kernels = all(str(r.group.get("collective", "")).startswith(("expert", "custom")) for r in self.rows)
+        kernels = all(str(r.group.get("collective", "")).startswith("expert") for r in self.rows)
         limits = ((">=1MiB", KERNEL_TOLERANCE if kernels else TOLERANCE_LARGE),
                   ("<1MiB", KERNEL_TOLERANCE if kernels else TOLERANCE_SMALL))  # fmt: skip
         means = [(self.mean_over_series(size), limit) for size, limit in limits]
@@ -125,7 +125,6 @@ def _compared(row: Row | KernelRow, models: _Models) -> Comparison:
 Reader = Callable[[Mapping[str, str], str], Iterable[Row | KernelRow]]
 FORMATS: Final[tuple[tuple[frozenset[str], Reader], ...]] = (
     (frozenset({"hardware", "gpus", "collective", "bytes", "time_us"}), lambda raw, row_id: (parse(raw, row_id),)),
-    (frozenset({"hardware", "kernel", "gpus", "bytes", "time_us"}), custom_row),
     (frozenset({"hardware", "mode", "node_num", "num_token", "dispatch_transmit_us"}), expert_rows),
     (frozenset({"hardware", "mode", "node_num", "num_token", "dispatch_avg_t_us"}), expert_rows),
     (frozenset({"library", "hardware", "mode", "ep", "dispatch_us", "combine_us"}), published_rows),

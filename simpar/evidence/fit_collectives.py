@@ -15,10 +15,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from simpar.costs.collective_defaults import shipped
 from simpar.errors import InputError
 from simpar.evidence.collective_cells import Cell, Harnesses, Key, cells_of, errors, predict, read_rows
-from simpar.evidence.collective_kernels import band, fit_custom, fit_expert
+from simpar.evidence.collective_kernels import band, fit_expert
 from simpar.evidence.collective_stages import NO_NETWORK, fit_harnesses, fit_network, fit_scale_up
 from simpar.evidence.robust import Array
 from simpar.evidence.tables import there
@@ -174,23 +173,15 @@ def _write(out: Path, key: Key, constants: CollectiveConstants) -> None:
 
 
 def add_kernels(data: Path, out: Path, found: dict[Key, CollectiveConstants]) -> None:
-    """Adds the constants of expert-parallel and custom all-reduce kernels to what is written already.
-
-    The custom kernels hand large messages to NCCL, so the constants just written are read again first.
-    """
-    shipped.cache_clear()
-    expert, expert_ratios = fit_expert(data)
-    custom, custom_ratios = fit_custom(data)
+    """Adds the constants of expert-parallel kernels to what is written already."""
+    expert = fit_expert(data)
     for key, constants in found.items():
-        bands = [b for b in constants.bands if b.scope not in ("expert", "custom")]
         if key[0] in expert:
-            bands.append(band("expert", expert_ratios[key[:1]]["expert"]))
-        if key[:2] in custom:
-            bands.append(band("custom", custom_ratios[key[:2]]["custom"]))
-        more = {"expert": expert.get(key[0]), "custom": custom.get(key[:2]), "bands": tuple(bands)}
-        _write(out, key, constants.model_copy(update=more))
-    records = [(name, k.fit) for name, k in expert.items()] + [(" ".join(key), k.fit) for key, k in custom.items()]
-    for name, record in records:
+            fitted, interval = expert[key[0]]
+            bands = (*(b for b in constants.bands if b.scope != "expert"), interval)
+            _write(out, key, constants.model_copy(update={"expert": fitted, "bands": bands}))
+    for name, (fitted, _) in expert.items():
+        record = fitted.fit
         print(f"{name:36s} kernels  {record.rows:5d} rows  mean error {record.mape_large:6.1%}  ({record.source})")
 
 

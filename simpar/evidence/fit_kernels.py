@@ -18,8 +18,8 @@ import numpy as np
 from simpar.costs.compute import GemmShapes, gemm_seconds
 from simpar.costs.kernel_choice import UNREAL
 from simpar.errors import InputError
-from simpar.evidence import fit_attention, fit_charts, fit_gemm, fit_memory, fit_moe, fit_training_ops
-from simpar.evidence.kernel_tables import attention_name, column_source, columns, gemm_name, moe_name, profile_of, time_columns
+from simpar.evidence import fit_attention, fit_charts, fit_gemm, fit_memory, fit_training_ops
+from simpar.evidence.kernel_tables import attention_name, column_source, columns, gemm_name, profile_of, time_columns
 from simpar.evidence.tables import tables, there
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.kernel_constants import (
@@ -29,7 +29,6 @@ from simpar.specs.kernel_constants import (
     GemmConstants,
     GroupedConstants,
     KernelConstants,
-    MoeConstants,
 )
 from simpar.toml import toml
 
@@ -64,7 +63,6 @@ class Found:
 
     gemm: list[GemmConstants] = field(default_factory=list)
     attention: list[AttentionConstants] = field(default_factory=list)
-    moe: list[MoeConstants] = field(default_factory=list)
     same_die: list[GemmConstants] = field(default_factory=list)
     """Sets of the GPU of the same die and power cap, or of the same kernels, where there is one."""
 
@@ -87,13 +85,12 @@ def _gemm(path: Path, hardware: HardwareProfile) -> Iterator[GemmConstants | Non
 KINDS: dict[str, tuple[str, Callable[[Path], tuple[str, ...]], Callable[[Path, HardwareProfile], Iterable[Any]]]] = {
     "gemm_*.csv": ("gemm", gemm_name, _gemm),
     "attention_*.csv": ("attention", attention_name, lambda path, hardware: (fit_attention.fit_table(path, hardware),)),
-    "moe_*.csv": ("moe", moe_name, lambda path, hardware: (fit_moe.fit_table(path, hardware),)),
 }
 """Tables -> field of `Found`, what their names say (the GPU first), and the constants of one."""
 
 
 def fit_tables(data: Path) -> dict[str, Found]:
-    """Fits of every GEMM, attention and expert table of a known GPU."""
+    """Fits of every GEMM and attention table of a known GPU."""
     found: dict[str, Found] = defaultdict(Found)
     for pattern, (kind, name, fit) in KINDS.items():
         for path in (path for path in tables(data, pattern) if "model" not in path.stem):
@@ -199,7 +196,6 @@ def assemble(data: Path, gpu: str, own: Found, hardware: HardwareProfile) -> Ker
         gemm=tuple(gemm),
         attention=tuple(attention),
         backward=backward,
-        moe=tuple(own.moe),
         directions=directions,
         grouped=grouped,
         memory=memory,
@@ -252,7 +248,7 @@ def run(data: Path, out: Path) -> int:
         raise InputError(f"{data}: no such folder of measured tables")
     found = fit_tables(data)
     if not found:
-        raise InputError(f"{data}: no gemm_*.csv, attention_*.csv or moe_*.csv of a known GPU")
+        raise InputError(f"{data}: no gemm_*.csv or attention_*.csv of a known GPU")
     derive_sustained(found)
     all_of: dict[str, KernelConstants] = {}
     for gpu, own in found.items():
@@ -264,6 +260,6 @@ def run(data: Path, out: Path) -> int:
     for gpu, constants in all_of.items():
         name = re.sub(r"[^a-z0-9_]", "_", gpu)
         (out / f"{name}.kernels.toml").write_text(dump(constants), encoding="utf-8")
-        counts = f"{len(constants.gemm)} GEMM, {len(constants.attention)} attention, {len(constants.moe)} expert sets"
+        counts = f"{len(constants.gemm)} GEMM, {len(constants.attention)} attention sets"
         _say(f"{out / name}.kernels.toml: {counts}")
     return 0

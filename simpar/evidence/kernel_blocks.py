@@ -26,13 +26,10 @@ from simpar.evidence.kernel_tables import (
     core,
     gemm_name,
     measured_rows,
-    moe_name,
     profile_of,
-    read_rows,
     time_columns,
 )
-from simpar.evidence.moe import moe_flops, moe_seconds, moe_shapes
-from simpar.specs.kernel_constants import AttentionConstants, GemmConstants, MoeConstants
+from simpar.specs.kernel_constants import AttentionConstants, GemmConstants
 from simpar.statistics import Comparison
 
 Array = NDArray[np.float64]
@@ -44,7 +41,7 @@ Named = tuple[str, str, str, str]
 """Table, op, GPU and dtype of a block."""
 Priced = tuple[Array, Array, Array]
 """Seconds, and the ends of their intervals."""
-Constants = GemmConstants | AttentionConstants | MoeConstants
+Constants = GemmConstants | AttentionConstants
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,28 +180,3 @@ def attention_blocks(path: Path) -> list[Block]:
 def _banded(c: Constants, seconds: Array, inside: NDArray[np.bool_], flops: Array, spread: float) -> Priced:
     low, high = band_arrays(c.bands, c.bands_small, inside, flops, spread)
     return seconds, seconds * low, seconds * high
-
-
-def _own_moe(sets: tuple[MoeConstants, ...], library: str, dtype: str) -> MoeConstants | None:
-    exact = [m for m in sets if m.library == library and m.dtype == dtype]
-    narrow = [m for m in sets if m.dtype.startswith("fp8") == dtype.startswith("fp8")]
-    return next(iter(exact or narrow or sets), None)
-
-
-def moe_blocks(path: Path) -> list[Block]:
-    """One block for `moe_{gpu}_{dtype}_{library}.csv`."""
-    gpu, dtype, library = moe_name(path)
-    names = SIZES["moe"]
-    rows = measured_rows("moe", columns(path, (*names, "dist", "us")))
-    block = Block.unpriced((path.name, "moe", gpu, dtype), names, rows)
-    model = kernel_model(gpu, None, "sustained" in library)
-    c = None if model is None else _own_moe(model.resolved.constants.moe, library, dtype)
-    if model is None or c is None:
-        return [replace(block, skipped=f"no hardware profile for {gpu}" if model is None else f"no expert constants for {gpu}")]
-    shapes = moe_shapes(rows, rows["alpha"], local_routing=c.local_routing)
-    flops, own = moe_flops(shapes), c.library == library and c.dtype == dtype
-    spread = model.resolved.spread if own else 2 * _FAR
-    seconds = _banded(c, moe_seconds(c, model.sm_count, shapes), core(rows), flops, spread)
-    texts = [row["dist"] for row in read_rows(path)]
-    labels = {"dist": [texts[line - 2] for line in block.lines.tolist()]}
-    return [replace(block.priced(c, own, seconds, flops, core(rows)), labels=labels)]

@@ -22,7 +22,7 @@ SIZES: Final = (
 )
 """Size classes by FLOPs of one op."""
 CORE: Final = "core"
-"""The region the tolerances are stated for: GEMM m, n, k >= 512; attention s >= 1024; experts tokens >= 512; others all rows."""
+"""The region the tolerances are stated for: GEMM m, n, k >= 512; attention s >= 1024; others all rows."""
 
 TOLERANCES: Final[dict[str, tuple[float, float]]] = {
     "gemm": (0.035, 0.10),
@@ -32,8 +32,6 @@ TOLERANCES: Final[dict[str, tuple[float, float]]] = {
     "gemm_fp8_block": (0.05, 0.21),
     "attention": (0.04, 0.11),
     "attention_sustained": (0.055, 0.14),
-    "moe": (0.07, 0.25),
-    "moe_bf16_cutlass": (0.07, 0.30),
     "gemm_training": (0.07, 0.35),
     "grouped_gemm": (0.25, 0.65),
     "attention_training": (0.10, 0.35),
@@ -41,8 +39,8 @@ TOLERANCES: Final[dict[str, tuple[float, float]]] = {
     "memory_bound": (0.05, 0.45),
 }
 """Kind of table -> (median, p90) of |predicted / measured - 1| past which the command fails: what a price has to reach, and
-where measurements of like shapes fall into two states (cold operands, block-scaled fp8, attention at the power cap, experts
-whose library at times picks a slow kernel), what it reaches with a margin."""
+where measurements of like shapes fall into two states (cold operands, block-scaled fp8, attention at the power cap), what it
+reaches with a margin."""
 BLACKWELL: Final = ("b200", "gb200", "b300", "gb300")
 FEWEST: Final = 20
 """Rows that a group needs to be judged."""
@@ -100,8 +98,6 @@ def _kind(block: Block) -> str:
         return "gemm_cold"
     if block.op == "attention" and block.constants.endswith("/sustained"):
         return "attention_sustained"
-    if block.op == "moe" and block.dtype == "bf16" and block.constants.startswith("trtllm_cutlass"):
-        return "moe_bf16_cutlass"
     return block.op
 
 

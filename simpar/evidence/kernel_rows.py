@@ -1,7 +1,7 @@
-"""Rows of tables of expert-parallel exchanges and custom all-reduce kernels in simpar's terms.
+"""Rows of tables of expert-parallel exchanges in simpar's terms.
 
-Formats: `ep_deepep_normal.csv` (transmit and notify times by SM count), `ep_deepep_lowlatency.csv` (average times),
-`custom_allreduce.csv` (one kernel, one size). A DeepEP row gives two measured values, its dispatch and its combine.
+Formats: `ep_deepep_normal.csv` (transmit and notify times by SM count), `ep_deepep_lowlatency.csv` (average times). A row
+gives two measured values, its dispatch and its combine.
 """
 
 from __future__ import annotations
@@ -26,22 +26,18 @@ DISPATCHERS = {"normal": "deepep", "low_latency": "deepep_low_latency"}
 
 @dataclass(frozen=True, slots=True)
 class KernelRow:
-    """One measured kernel.
+    """One measured exchange.
 
     Attributes:
-        exchange, dispatcher: what an expert-parallel kernel moves, and how.
-        bytes_, kernel, graph: a custom all-reduce.
+        exchange, dispatcher: what it moves, and how.
         hardware, placement: where; None where `skipped` says why it cannot be priced.
     """
 
     row_id: str
     group: dict[str, Any] = field(hash=False)
     measured_s: float
-    exchange: Exchange | None = None
-    dispatcher: str = ""
-    bytes_: float = 0.0
-    kernel: str = ""
-    graph: bool = True
+    exchange: Exchange
+    dispatcher: str
     hardware: HardwareProfile | None = None
     placement: GroupPlacement | None = None
     skipped: str = ""
@@ -61,14 +57,11 @@ class KernelRow:
     @property
     def keys(self) -> dict[str, Any]:
         """What identifies the row in reports, with its size and its ranks."""
-        size = self.exchange.tokens * self.exchange.row_bytes if self.exchange else self.bytes_
-        return {**self.group, "bytes": int(size), "gpus": self.on[1].size}
+        return {**self.group, "bytes": int(self.exchange.tokens * self.exchange.row_bytes), "gpus": self.on[1].size}
 
     def price(self, model: CollectiveModel) -> Price:
         """By `model`, which is of the row's machine."""
-        if self.exchange is not None:
-            return model.exchange(self.exchange, self.on[1], self.dispatcher)
-        return model.custom_all_reduce(self.bytes_, self.on[1], kernel=self.kernel, graph=self.graph)
+        return model.exchange(self.exchange, self.on[1], self.dispatcher)
 
     def placed(self, hardware: HardwareProfile | None, ranks: int) -> KernelRow:
         """The row on the nodes that so many ranks fill, or why it cannot be priced."""
@@ -80,13 +73,9 @@ class KernelRow:
         return replace(self, hardware=hardware, placement=packed(hardware, ranks, -(-ranks // hardware.gpus_per_node)))
 
 
-def _hardware(text: str) -> HardwareProfile | None:
-    return machine(text.replace("_", " "), "")[0]
-
-
 def expert_rows(raw: Mapping[str, str], row_id: str) -> Iterator[KernelRow]:
     """Dispatch and combine of a row of a DeepEP table."""
-    mode, nodes, hardware = raw["mode"], int(raw["node_num"]), _hardware(raw["hardware"])
+    mode, nodes, hardware = raw["mode"], int(raw["node_num"]), machine(raw["hardware"].replace("_", " "), "")[0]
     names = ("hardware", "mode", "node_num", "hidden_size", "num_token", "num_topk", "num_experts")
     tokens, hidden, topk, experts = (int(raw[n]) for n in ("num_token", "hidden_size", "num_topk", "num_experts"))
     for direction, value_bytes in VALUE_BYTES.items():
@@ -102,19 +91,6 @@ def expert_rows(raw: Mapping[str, str], row_id: str) -> Iterator[KernelRow]:
         yield row.placed(hardware, hardware.gpus_per_node * nodes if hardware else 0)
 
 
-def custom_row(raw: Mapping[str, str], row_id: str) -> Iterator[KernelRow]:
-    """A row of a table of custom all-reduce kernels."""
-    gpus, name = int(raw["gpus"]), raw["kernel"].lower()
-    names = ("hardware", "framework", "kernel", "gpus", "bytes")
-    group = {**{n: raw[n] for n in names}, "collective": "custom_all_reduce", "nodes": 1}
-    group |= {"gpus": gpus, "bytes": int(raw["bytes"])}
-    kernel = next((k for k in ("trtllm", "vllm", "sglang") if k in name), "vllm")
-    row = KernelRow(
-        row_id, group, float(raw["time_us"]) * 1e-6, bytes_=float(raw["bytes"]), kernel=kernel, graph="eager" not in name
-    )
-    yield row.placed(_hardware(raw["hardware"]), gpus)
-
-
 PUBLISHED_MODES = {"normal": 4096, "low_latency": 128}
 """Tokens of one rank in DeepEP's published tables (7168 values, top-8 of 256 experts, 4 groups at most)."""
 
@@ -126,12 +102,11 @@ def published_rows(raw: Mapping[str, str], row_id: str) -> Iterator[KernelRow]:
         text = raw[f"{direction}_us"] or ""
         group = {"hardware": raw["hardware"], "library": library, "mode": mode, "gpus": ranks, "nodes": -(-ranks // 8),
                  "collective": f"expert_{direction}"}  # fmt: skip
-        row = KernelRow(f"{row_id}:{direction}", group, float(text or 0) * 1e-6)
+        x = Exchange(direction, PUBLISHED_MODES[mode], 7168 * value_bytes, 8, 256, int(raw["sms"] or DEFAULT_SMS))
+        row = KernelRow(f"{row_id}:{direction}", group, float(text or 0) * 1e-6, x, DISPATCHERS[mode])
         if not text:
             yield replace(row, skipped="a bandwidth of the library's own definition, no time")
         elif not library.startswith("DeepEP") or "pure RDMA" in library:
             yield replace(row, skipped="another library than DeepEP with NVLink")
         else:
-            x = Exchange(direction, PUBLISHED_MODES[mode], 7168 * value_bytes, 8, 256, int(raw["sms"] or DEFAULT_SMS))
-            placed = row.placed(machine(raw["hardware"], "")[0], ranks)
-            yield replace(placed, exchange=x, dispatcher=DISPATCHERS[mode])
+            yield row.placed(machine(raw["hardware"], "")[0], ranks)

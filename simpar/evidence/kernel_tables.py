@@ -1,7 +1,7 @@
 """Tables of measured kernels (CSV) as arrays, and what their names say: GPU, library, power mode, dtype.
 
-File names: `gemm_{gpu}_{dtype}.csv`, `attention_[full_]{gpu}_{kernel}.csv`, `moe_{gpu}_{dtype}_{library}.csv`,
-`simumax_ops.csv`, `flash_attention_charts.csv`, `published_{attention,gemm}.csv`, `membound.csv`. Times are in microseconds.
+File names: `gemm_{gpu}_{dtype}.csv`, `attention_[full_]{gpu}_{kernel}.csv`, `simumax_ops.csv`,
+`flash_attention_charts.csv`, `published_{attention,gemm}.csv`, `membound.csv`. Times are in microseconds.
 """
 
 from __future__ import annotations
@@ -49,12 +49,11 @@ MICRO: Final = 1e-6
 SIZES: Final = {
     "gemm": ("m", "n", "k"),
     "attention": ("b", "s", "h", "kv", "d"),
-    "moe": ("tokens", "hidden", "inter", "topk", "experts", "tp", "ep"),
 }
 """Op -> the columns that are sizes."""
-BESIDE: Final = {"attention": ("causal",), "moe": ("alpha",)}
-"""Op -> columns of numbers beside them; `alpha` is what `dist` says."""
-CORE: Final = {"m": 512, "n": 512, "k": 512, "s": 1024, "tokens": 512}
+BESIDE: Final = {"attention": ("causal",)}
+"""Op -> columns of numbers beside them."""
+CORE: Final = {"m": 512, "n": 512, "k": 512, "s": 1024}
 """Size -> the least one of the fitted region."""
 
 
@@ -119,8 +118,7 @@ def columns(path: Path, needed: tuple[str, ...] = ()) -> dict[str, Array]:
     missing = [name for name in needed if name not in rows[0]]
     if missing:
         raise InputError([Violation(name, None, "column is missing", f"has {', '.join(rows[0])}", str(path)) for name in missing])
-    found = {name: np.array([_number(row.get(name)) for row in rows]) for name in rows[0] if name}
-    return found | ({"alpha": np.array([alpha_of(row["dist"]) for row in rows])} if "dist" in found else {})
+    return {name: np.array([_number(row.get(name)) for row in rows]) for name in rows[0] if name}
 
 
 def time_columns(table: dict[str, Array]) -> list[str]:
@@ -140,18 +138,6 @@ def attention_name(path: Path) -> tuple[str, str, str]:
     at = next((i for i, part in enumerate(parts) if part in KERNELS), 1)
     kernel = KERNELS.get(parts[at], "fa2") if at < len(parts) else "fa2"
     return "_".join(parts[:at]), kernel, "_".join(parts[at + 1 :])
-
-
-def moe_name(path: Path) -> tuple[str, str, str]:
-    """(gpu, dtype, library) of `moe_{gpu}_{dtype}_{library}.csv`."""
-    parts = path.stem.removeprefix("moe_").split("_")
-    at = next((i for i, part in enumerate(parts) if part.startswith(("bf16", "fp8", "fp16", "nvfp4", "int"))), 1)
-    return "_".join(parts[:at]), parts[at] if at < len(parts) else "bf16", "_".join(parts[at + 1 :])
-
-
-def alpha_of(distribution: str) -> float:
-    """Exponent of "power_law_1.2"; 0 for "balanced"."""
-    return 0.0 if distribution == "balanced" else _number(distribution.rsplit("_", 1)[-1])
 
 
 def measured_rows(op: str, table: Table, time: str = "us") -> Table:

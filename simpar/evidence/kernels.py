@@ -26,7 +26,6 @@ from simpar.specs.base import data_dir
 READERS: tuple[tuple[str, Callable[[Path], list[Block]]], ...] = (
     ("gemm_*.csv", kernel_blocks.gemm_blocks),
     ("attention_*.csv", kernel_blocks.attention_blocks),
-    ("moe_*.csv", kernel_blocks.moe_blocks),
     ("simumax_ops*.csv", kernel_priced.training_blocks),
     ("flash_attention_charts*.csv", kernel_priced.chart_blocks),
     ("published_*.csv", kernel_priced.published_blocks),

@@ -213,9 +213,8 @@ def tune(hardware: HardwareProfile, series: Sequence[CollectiveSeries]) -> tuple
     share of the NIC; then an all-reduce settles the tree's.
     """
     known = constants_of(hardware)
-    own = hardware.collectives
-    constants = CollectiveConstants(
-        scale_up=known.scale_up, network=known.network, expert=own.expert, custom=own.custom, bands=known.bands)  # fmt: skip
+    expert = hardware.collectives.expert
+    constants = CollectiveConstants(scale_up=known.scale_up, network=known.network, expert=expert, bands=known.bands)
     groups: dict[tuple[Path, ...], list[CollectiveSeries]] = {}
     notes, taken = [], []
     both = {(s.collective, s.ranks, s.nodes) for s in series if s.buffers == "out-of-place"}

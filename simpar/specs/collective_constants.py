@@ -18,8 +18,8 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=True)]
 """Infinite where a limit does not apply."""
 NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
-Scope = Literal["domain", "network", "expert", "custom"]
-"""Inside one scale-up domain, across domains, expert-parallel kernels, custom all-reduce kernels."""
+Scope = Literal["domain", "network", "expert"]
+"""Inside one scale-up domain, across domains, expert-parallel kernels."""
 
 
 class CollectiveFit(Spec):
@@ -176,23 +176,6 @@ class ExpertConstants(Spec):
     fit: CollectiveFit = CollectiveFit()
 
 
-class CustomConstants(Spec):
-    """One-shot and two-shot all-reduce kernels inside a domain (inference libraries)."""
-
-    base_s: dict[str, NonNegative]
-    """Kernel family -> launch and barrier."""
-    rank_s: NonNegative
-    """Each further rank of the barrier."""
-    one_shot_efficiency: Fraction
-    two_shot_base_s: NonNegative
-    two_shot_efficiency: Fraction
-    eager_s: NonNegative
-    """Least time of a call outside a graph."""
-    copy_efficiency: Fraction
-    """Of the memory bandwidth: the copy into the registered buffer that a call outside a graph makes."""
-    fit: CollectiveFit = CollectiveFit()
-
-
 class MeasuredCollective(Spec):
     """A collective of one host measured on this very machine; overrides the models for groups of as many ranks there."""
 
@@ -215,5 +198,4 @@ class CollectiveConstants(Spec):
     scale_up: ScaleUpConstants | None = None
     network: NetworkConstants | None = None
     expert: ExpertConstants | None = None
-    custom: CustomConstants | None = None
     bands: tuple[TimeBand, ...] = ()

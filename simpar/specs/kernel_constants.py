@@ -30,7 +30,7 @@ class FitRecord(Spec):
     p90: NonNegative = 0.0
     bias: float = 0.0
     held_out_median: NonNegative = 0.0
-    """On groups of shapes that the fit did not see: (n, k) pairs, (heads, key/value heads, head size), expert layers."""
+    """On groups of shapes that the fit did not see: (n, k) pairs, (heads, key/value heads, head size)."""
     held_out_p90: NonNegative = 0.0
     held_out_m_median: NonNegative = 0.0
     """GEMMs only: on values of m that the fit did not see."""
@@ -151,54 +151,6 @@ class BackwardConstants(Spec):
     source: str = ""
 
 
-class MoeConstants(Spec):
-    """One fused expert operator (routing, permute, two grouped GEMMs, activation, unpermute) on one GPU."""
-
-    library: str
-    mode: Mode
-    dtype: str
-    local_routing: bool = False
-    """The measured rank holds topk times its share of the tokens, each with all its choices local (at most all tokens)."""
-    rate_flops_per_s: Positive
-    k_overhead: NonNegative
-    bandwidth_bytes_per_s: Positive
-    permute_bytes_per_s: Positive
-    latency_s: NonNegative
-    token_s: NonNegative
-    """Of a token and choice."""
-    routing_choice_s: NonNegative = 0.0
-    """More of it where the fused routing kernel does not apply."""
-    routing_expert_s: NonNegative = 0.0
-    """Of a token and expert, there."""
-    remote_share: NonNegative = 0.0
-    """Traffic of a choice whose expert is elsewhere over that of a local one."""
-    wave_beta: float
-    height_efficiency: tuple[Positive, ...] = (1.0,) * 5
-    """Rate of tiles of 16, 32, 64, 128 and 256 rows over that of the last."""
-    column_exponent: float = 0.0
-    """What tiles of 128 columns lose against 256: 2 to this power."""
-    reread: NonNegative = 0.0
-    """Share of the weights that a further row tile of an expert reads from the device memory again."""
-    plan: Literal["even", "exact"] = "exact"
-    """Whether the tile height is tuned at even loads or fits the loads themselves."""
-    tuned: tuple[tuple[int, int], ...] = ()
-    """(Local experts, width) with a tuned configuration; others take the default tile. Empty: every layer is tuned."""
-    untuned: float = 0.0
-    """Natural logarithm of the default tile's further cost; the next two by powers of 2 of rows per expert and of width."""
-    untuned_deep: float = 0.0
-    untuned_wide: float = 0.0
-    unaligned: float = 0.0
-    """Natural logarithm of the extra time where the width is no multiple of 16."""
-    overlap_power: Positive
-    element_bytes: Positive
-    ridge: tuple[float, ...] = (0.0,) * 8
-    bands: tuple[Band, ...] = ()
-    """Inside the fitted region."""
-    bands_small: tuple[Band, ...] = ()
-    """Outside it: some size below the smallest one fitted."""
-    fit: FitRecord = FitRecord()
-
-
 class DirectionConstants(Spec):
     """Training layouts over the forward layout, from measured triples."""
 
@@ -276,7 +228,6 @@ class KernelConstants(Spec):
     backward: tuple[BackwardConstants, ...] = ()
     backward_over_forward: Positive = 1.0
     """Attention: the ratio of the two times over that of the base's, where both scale apart."""
-    moe: tuple[MoeConstants, ...] = ()
     directions: DirectionConstants | None = None
     grouped: GroupedConstants | None = None
     memory: dict[str, MemoryClass] = Field(default_factory=dict)
