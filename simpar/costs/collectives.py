@@ -165,7 +165,7 @@ class CollectiveModel:
 
         Args:
             placement: the expert-parallel group, over which the experts are spread evenly.
-            dispatcher: alltoall (every copy travels), deepep and hybridep (once to each rank and domain), deepep_low_latency.
+            dispatcher: alltoall (every copy travels), deepep and hybridep (once to each rank and domain).
 
         Raises:
             InputError: unknown dispatcher.
@@ -183,12 +183,11 @@ class CollectiveModel:
             return ZERO
         if dispatcher == "alltoall":
             return self.time("all_to_all", x.tokens * x.topk * x.row_bytes, placement)
-        law = expert_parallel.low_latency_s if dispatcher == "deepep_low_latency" else expert_parallel.normal_s
         fitted = self._dispatch
         constants = fitted or expert_parallel.PUBLISHED
         if dispatcher == "hybridep":
             fitted, constants = None, constants.model_copy(update=expert_parallel.HYBRID_EP)
-        latency, transfer = law(x, self.geometry(placement), constants)
+        latency, transfer = expert_parallel.dispatched_s(x, self.geometry(placement), constants)
         seconds = latency + transfer
         low, high = self.interval("expert", x.tokens * x.row_bytes)
         prefix = f"expert_{x.direction}/{dispatcher}"

@@ -4,8 +4,8 @@ With tokens routed to k of E experts spread evenly over m equal groups (ranks, d
 u(m) = m (1 - C(E - E/m, k) / C(E, k)) of them on average: the hypergeometric chance of hitting each. Benchmarks that deal
 experts in turn give a token k consecutive ones, which lie on one rank or a few.
 
-Normal mode (deepseek-ai/DeepEP): each SM of the kernel moves a fixed rate over the links, up to the link; between domains
-one copy for each domain visited passes the NIC and is forwarded inside. Low-latency mode sends each of the k copies on its own.
+DeepEP's normal mode (deepseek-ai/DeepEP): each SM of the kernel moves a fixed rate over the links, up to the link; between domains
+one copy for each domain visited passes the NIC and is forwarded inside. Its low-latency mode serves decoding and is not priced.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from math import exp, gcd, lgamma, log2
 from simpar.costs.collective_geometry import Geometry
 from simpar.specs.collective_constants import ExpertConstants
 
-DISPATCHERS = ("alltoall", "deepep", "hybridep", "deepep_low_latency")
+DISPATCHERS = ("alltoall", "deepep", "hybridep")
 DEFAULT_SMS = 24
 """What DeepEP's own tables are measured with."""
 TRAINED_SMS = {"deepep": 20, "hybridep": 32}
@@ -25,8 +25,7 @@ TRAINED_SMS = {"deepep": 20, "hybridep": 32}
 benchmark recipes set for HybridEP (Megatron-Bridge perf_recipes/_common.py)."""
 PUBLISHED = ExpertConstants(
     dispatch_base_s=26e-6, combine_base_s=48e-6, node_s=30e-6, dispatch_sm_bytes_per_s=15.8e9, combine_sm_bytes_per_s=16.5e9,
-    far_sm_share=0.75, link_efficiency=0.63, nic_efficiency=0.91, ll_dispatch_base_s=13e-6, ll_combine_base_s=14e-6,
-    ll_node_s=10e-6, ll_link_efficiency=0.6, ll_nic_efficiency=0.95,
+    far_sm_share=0.75, link_efficiency=0.63, nic_efficiency=0.91,
 )  # fmt: skip
 """Read off the tables of DeepEP on H100 (NVLink and 400 Gb/s NICs)."""
 HYBRID_EP = {"dispatch_sm_bytes_per_s": 28.5e9, "combine_sm_bytes_per_s": 26.7e9, "link_efficiency": 0.53}
@@ -44,7 +43,7 @@ class Exchange:
         tokens: of this rank.
         row_bytes: one token on the wire, scales included.
         topk, experts: routing.
-        sms: SMs the kernel is given (normal mode).
+        sms: SMs the kernel is given.
         nodes_limit: most domains a token may visit (group-limited routing), or none.
         in_turn: experts are dealt in turn, so that those of a token are consecutive.
     """
@@ -93,8 +92,8 @@ def _visits(x: Exchange, g: Geometry) -> tuple[float, float]:
     return ranks * (g.size - 1) / g.size, domains * (g.domains - 1) / g.domains
 
 
-def normal_s(x: Exchange, g: Geometry, k: ExpertConstants) -> tuple[float, float]:
-    """Latency and transfer of a normal-mode exchange, seconds."""
+def dispatched_s(x: Exchange, g: Geometry, k: ExpertConstants) -> tuple[float, float]:
+    """Latency and transfer of an exchange by a dispatcher's kernels, seconds."""
     dispatch = x.direction == "dispatch"
     near, far = (copies * x.tokens * x.row_bytes for copies in _visits(x, g))
     per_sm = k.dispatch_sm_bytes_per_s if dispatch else k.combine_sm_bytes_per_s
@@ -104,14 +103,3 @@ def normal_s(x: Exchange, g: Geometry, k: ExpertConstants) -> tuple[float, float
         transfer = max(transfer, far / (k.nic_efficiency * g.rank_out_bytes_per_s))
     base = k.dispatch_base_s if dispatch else k.combine_base_s
     return base + (k.node_s + g.extra_latency_s) * log2(g.domains), transfer
-
-
-def low_latency_s(x: Exchange, g: Geometry, k: ExpertConstants) -> tuple[float, float]:
-    """Latency and transfer of a low-latency exchange, seconds: every (token, expert) pair travels."""
-    pairs = x.tokens * x.topk * x.row_bytes
-    remote = (g.size - g.fewest_per_domain) / g.size
-    transfer = pairs * (g.per_domain - 1) / g.size / (k.ll_link_efficiency * g.link_bytes_per_s)
-    if g.domains > 1:
-        transfer = max(transfer, pairs * remote / (k.ll_nic_efficiency * g.rank_out_bytes_per_s))
-    base = k.ll_dispatch_base_s if x.direction == "dispatch" else k.ll_combine_base_s
-    return base + (k.ll_node_s + g.extra_latency_s) * log2(g.domains), transfer

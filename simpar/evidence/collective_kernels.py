@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from simpar.boundary import read_records
-from simpar.costs import expert_parallel
+from simpar.costs.expert_parallel import PUBLISHED, dispatched_s
 from simpar.evidence.kernel_rows import KernelRow, expert_rows
 from simpar.evidence.robust import Array, Parameter, minimise
 from simpar.evidence.tables import there
 from simpar.specs.collective_constants import CollectiveFit, ExpertConstants, Scope, TimeBand
 
-NORMAL, LOW_LATENCY = "ep_deepep_normal.csv", "ep_deepep_lowlatency.csv"
+TABLE = "ep_deepep_normal.csv"
 MOST_NODES = 4
-"""Larger exchanges of the normal-mode table are congested (8 nodes reach half the rate that DeepEP's authors report for
+"""Larger exchanges of the table are congested (8 nodes reach half the rate that DeepEP's authors report for
 64 GPUs, 51 GB/s): they are not fitted."""
 EVERY = 3
 """Rows used: every third one."""
@@ -37,50 +37,35 @@ def _by_generation(rows: Iterable[KernelRow]) -> dict[str, list[KernelRow]]:
     return found
 
 
-def _adjust(
-    start: ExpertConstants, names: Sequence[str], measured: Array, model: Callable[[ExpertConstants], Array]
-) -> ExpertConstants:
-    """`start` with the constants `names` fitted."""
+def _seconds(rows: Sequence[KernelRow], k: ExpertConstants) -> Array:
+    return np.array([sum(dispatched_s(row.exchange, row.geometry, k)) for row in rows])
 
-    def parameter(name: str) -> Parameter:
-        value = float(getattr(start, name))
+
+def _fitted(rows: Sequence[KernelRow]) -> ExpertConstants:
+    """The published constants fitted to `rows`."""
+    start = {name: value for name, value in PUBLISHED.model_dump().items() if name != "fit"}
+    measured, weights = np.array([row.measured_s for row in rows]), np.full(len(rows), 1 / len(rows))
+
+    def parameter(name: str, value: float) -> Parameter:
         most = 1.0 if name.endswith(("efficiency", "share")) else np.inf
         return Parameter(name, value, value / 30, min(value * 30, most))
 
     def at(values: Array) -> ExpertConstants:
-        return start.model_copy(update=dict(zip(names, values.tolist(), strict=True)))
+        return PUBLISHED.model_copy(update=dict(zip(start, values.tolist(), strict=True)))
 
-    weights = np.full(len(measured), 1 / len(measured))
-    found = minimise(lambda v: np.log(model(at(v)) / measured), [parameter(n) for n in names], weights, steps=30)
-    return at(found)
-
-
-def _expert_seconds(rows: Sequence[KernelRow], k: ExpertConstants) -> Array:
-    found = []
-    for row in rows:
-        law = expert_parallel.normal_s if row.dispatcher == "deepep" else expert_parallel.low_latency_s
-        found.append(sum(law(row.exchange, row.geometry, k)))
-    return np.array(found)
+    parameters = [parameter(*one) for one in start.items()]
+    return at(minimise(lambda v: np.log(_seconds(rows, at(v)) / measured), parameters, weights, steps=30))
 
 
 def fit_expert(data: Path) -> dict[str, tuple[ExpertConstants, TimeBand]]:
     """GPU generation -> constants and their interval."""
-    normal, quick = (_by_generation(_rows(data / name)) for name in (NORMAL, LOW_LATENCY))
     found = {}
-    names = [n for n in ExpertConstants.model_fields if n != "fit"]
-    for generation in sorted({*normal, *quick}):
-        k, every = expert_parallel.PUBLISHED, []
-        for rows, picked in ((normal, [n for n in names if not n.startswith("ll_")]),
-                             (quick, [n for n in names if n.startswith("ll_")])):  # fmt: skip
-            mine = rows.get(generation, [])
-            fitted = [r for r in mine if r.group["nodes"] <= MOST_NODES or r.dispatcher != "deepep"]
-            if fitted := fitted[::EVERY]:
-                measured = np.array([r.measured_s for r in fitted])
-                k = _adjust(k, picked, measured, lambda k, rows=fitted: _expert_seconds(rows, k))  # type: ignore[misc]
-            every += mine
-        ratio = np.array([r.measured_s for r in every]) / _expert_seconds(every, k)
+    for generation, rows in sorted(_by_generation(_rows(data / TABLE)).items()):
+        few = [row for row in rows if row.group["nodes"] <= MOST_NODES][::EVERY]
+        k = _fitted(few) if few else PUBLISHED
+        ratio = np.array([row.measured_s for row in rows]) / _seconds(rows, k)
         error = float(np.mean(np.abs(1 / ratio - 1)))
-        record = CollectiveFit(source=f"{NORMAL}, {LOW_LATENCY}", rows=len(every), mape_large=round(error, 4))
+        record = CollectiveFit(source=TABLE, rows=len(rows), mape_large=round(error, 4))
         found[generation] = (k.model_copy(update={"fit": record}), band("expert", ratio))
     return found
 

@@ -1,7 +1,6 @@
 """Predicted against measured collectives: per series (hardware, nodes, collective), above and below 1 MiB, and bias by size.
 
-Understands the tables of measured collectives (nccl-tests columns) and of DeepEP exchanges (normal and low latency); a folder
-is every such table in it.
+Understands the tables of measured collectives (nccl-tests columns) and of DeepEP exchanges; a folder is every such table in it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from simpar.costs.collectives import CollectiveModel
 from simpar.costs.price import Price
 from simpar.errors import InputError
 from simpar.evidence.collective_rows import Row, harness_costs, parse
-from simpar.evidence.kernel_rows import KernelRow, expert_rows, published_rows
+from simpar.evidence.kernel_rows import KernelRow, expert_rows
 from simpar.evidence.tables import tables
 from simpar.specs.hardware import HardwareProfile
 from simpar.statistics import Comparison, Group, summarize
@@ -126,8 +125,6 @@ Reader = Callable[[Mapping[str, str], str], Iterable[Row | KernelRow]]
 FORMATS: Final[tuple[tuple[frozenset[str], Reader], ...]] = (
     (frozenset({"hardware", "gpus", "collective", "bytes", "time_us"}), lambda raw, row_id: (parse(raw, row_id),)),
     (frozenset({"hardware", "mode", "node_num", "num_token", "dispatch_transmit_us"}), expert_rows),
-    (frozenset({"hardware", "mode", "node_num", "num_token", "dispatch_avg_t_us"}), expert_rows),
-    (frozenset({"library", "hardware", "mode", "ep", "dispatch_us", "combine_us"}), published_rows),
 )
 """Columns that tell a format, and its reader; the first that fits holds."""
 

@@ -168,11 +168,6 @@ class ExpertConstants(Spec):
     """An SM's rate where it also serves the network."""
     link_efficiency: Fraction
     nic_efficiency: Fraction
-    ll_dispatch_base_s: NonNegative
-    ll_combine_base_s: NonNegative
-    ll_node_s: NonNegative
-    ll_link_efficiency: Fraction
-    ll_nic_efficiency: Fraction
     fit: CollectiveFit = CollectiveFit()
 
 
