@@ -131,6 +131,12 @@ def test_every_rule_names_a_profile_that_exists() -> None:
     assert {rule.profile for rule in MACHINES} <= set(profile_names())
 
 
+def test_a_grace_hopper_is_no_h200() -> None:
+    found, _ = machine("GH200 NVL2 144GB", "NVLink-C2C")
+    assert found is not None
+    assert found.name == "gh200"
+
+
 @pytest.mark.parametrize(
     ("hardware", "fabric", "profile", "nics", "gbits", "kind"),
     [

@@ -176,7 +176,7 @@ def test_modules_of_adapters_by_the_names_of_megatron(targets: str, modules: str
 @pytest.mark.parametrize(
     ("gpu", "memory"),
     [
-        ("GH200 480GB", None), ("GH200 (96 GB HBM3, 480 GB LPDDR5X)", 96), ("GH200 144G HBM3e, 480 GB", 144),
+        ("GH200 480GB", None), ("GH200 120GB", None), ("GH200 (96 GB HBM3, 480 GB LPDDR5X)", 96), ("GH200 144G HBM3e, 480 GB", 144),
         ("GH200 (480 GB LPDDR5X, 96 GB HBM3)", 96), ("A100-SXM4-40GB", 40), ("A10G", None),
     ],
 )  # fmt: skip

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any, Final
 
+from simpar.evidence.row_values import Row
 from simpar.specs.framework import FrameworkSpec
-
-Row = Mapping[str, Any]
 
 _SEVERAL: Final = 4
 """Adapters of runs that hold several and say no number: prime-rl's benchmarks/scripts/run_single_benchmark.py (MAX_LORAS)."""

@@ -6,17 +6,15 @@ Nothing here guesses: a size that neither arithmetic nor a published model gives
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from math import prod
 from typing import Any, Final
 
 from simpar.evidence.row_model import HYBRID, MLA_FIELDS, MLP, SHIPPED, latent_ranks
+from simpar.evidence.row_values import Row
 from simpar.model.ledger import active_parameters, total_parameters
 from simpar.specs.architecture import ArchitectureSpec
 from simpar.specs.model import TransformerSpec
 from simpar.specs.models_io import load_model, preset_described
-
-Row = Mapping[str, Any]
 
 RATE_ALONE: Final = "rate_alone"
 """Column of a completed row that states a rate per GPU and no batch: the global batch that it has is of micro-batches of one."""

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any, Final
 
-from simpar.evidence.row_values import denied
+from simpar.evidence.row_values import Row, denied
 from simpar.model.huggingface import read
-
-Row = Mapping[str, Any]
 
 _ENCODER: Final = re.compile(r"(?<![a-z])(?:encoder(?:[- ]only)?|(?:ro)?bert(?:[- ](?:base|large))?)(?![a-z])", re.IGNORECASE)
 _OTHER: Final = re.compile(

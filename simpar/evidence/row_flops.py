@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from simpar.evidence.row_framework import framework_of
+from simpar.evidence.row_values import Row
 from simpar.parallel.layout import Layout, recomputed_flops
 from simpar.result.ideal import mfu_peak_flops_per_s
 from simpar.specs.framework_releases import Month, month_of
 from simpar.specs.scenario import Scenario
-
-Row = Mapping[str, Any]
 
 _HARDWARE: Final = re.compile(r"hardware|\bhfu\b", re.IGNORECASE)
 _AGAIN: Final = re.compile(r"(?<!no )(?<!without )recomput", re.IGNORECASE)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from simpar.evidence.row_adapters import adapted
-from simpar.evidence.row_values import first_match
+from simpar.evidence.row_values import Row, first_match
 from simpar.specs.framework_conventions import Conventions
 from simpar.specs.framework_releases import NEWEST, Month, month_of
 from simpar.specs.framework_rows import FRAMEWORKS
 from simpar.specs.hardware import load_hardware
-
-Row = Mapping[str, Any]
 
 FRAMEWORK_PATTERNS: Final = (
     (r"nanotron", "nanotron"),

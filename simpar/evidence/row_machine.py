@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from simpar.evidence.row_values import Row
 from simpar.specs.hardware import HardwareProfile, load_hardware
 from simpar.specs.node_size import with_gpus_per_node
-
-Row = Mapping[str, Any]
 
 
 class CannotExpress(Exception):  # noqa: N818 - a result with a reason, not an error
@@ -209,10 +207,11 @@ def chip_name(text: str) -> str:
 
 
 def _named_memory(text: str) -> int | None:
-    """GB of memory in a GPU's name, of which an A10G says none and a GH200 480GB its CPU's (Grace Hopper data sheet: LPDDR5X)."""
+    """GB of memory in a GPU's name, of which an A10G says none and a GH200 480GB its CPU's (Grace Hopper data sheet: 120, 240 or
+    480 of LPDDR5X, 96 or 144 of HBM)."""
     sizes = [int(size) for size in re.findall(r"(?<![a-z\d])(\d+)\s*G(?:i?B)?\b", text, re.IGNORECASE)]
     grace = re.search("GH200", text, re.IGNORECASE) is not None
-    return next((size for size in sizes if not (grace and size == 480)), None)
+    return next((size for size in sizes if not (grace and size in (120, 240, 480))), None)
 
 
 def machine_of(row: Row) -> Machine:

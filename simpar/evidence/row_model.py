@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any, Final
 
 from simpar.evidence.row_encoder import encoder_of, encodes
 from simpar.evidence.row_machine import CannotExpress
+from simpar.evidence.row_values import Row
 from simpar.specs.architecture import ArchitectureSpec
 from simpar.specs.models_io import load_model, model_names
-
-Row = Mapping[str, Any]
 
 GPT2_VOCAB: Final = 50257
 LLAMA_VOCAB: Final = 32000

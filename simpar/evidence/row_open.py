@@ -9,11 +9,11 @@ from typing import Any, Final
 from simpar.evidence.row_complete import RATE_ALONE
 from simpar.evidence.row_experts import untrained
 from simpar.evidence.row_machine import USUAL_BOARDS, own_board
+from simpar.evidence.row_values import Row
 from simpar.specs.architecture import ArchitectureSpec
 from simpar.specs.models_io import load_model, model_from_table
 from simpar.specs.open_values import PRIORS, is_open
 
-Row = Mapping[str, Any]
 USUAL: Final = 0.7
 """Weight of what the rules fill in (the framework's default of that month, a recipe): how often published runs that do state the
 fact follow it."""

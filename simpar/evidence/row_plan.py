@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any, Final
 
 from simpar.evidence.row_adapters import adapted, adapters_of
@@ -13,11 +12,9 @@ from simpar.evidence.row_framework import attention_of, dropout_of, narrow_modul
 from simpar.evidence.row_machine import CannotExpress
 from simpar.evidence.row_recompute import recompute_of
 from simpar.evidence.row_stages import stage_layers
-from simpar.evidence.row_values import SAID, denied, first_match
+from simpar.evidence.row_values import SAID, Row, denied, first_match
 from simpar.specs.framework import FrameworkSpec, Month
 from simpar.specs.losses import losses_of
-
-Row = Mapping[str, Any]
 
 SCHEDULE_PATTERNS: Final = (
     (r"\bv[- ]?half", "v-half"),

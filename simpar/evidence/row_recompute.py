@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any, Final
 
-from simpar.evidence.row_values import denied
+from simpar.evidence.row_values import Row, denied
 from simpar.specs.framework import FrameworkSpec
-
-Row = Mapping[str, Any]
 
 RECOMPUTE_MODULES: Final = (
     (r"core.?att|core_attn|qk\^t|attention internals|minimal_flash", "core_attn"),

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from simpar.evidence.row_machine import CannotExpress
+from simpar.evidence.row_values import Row
 from simpar.specs.layer_split import split_by_cost
-
-Row = Mapping[str, Any]
 
 
 def stage_layers(row: Row, rounding: str, stages: int) -> dict[str, Any]:

@@ -23,14 +23,12 @@ from simpar.evidence.row_machine import CannotExpress, machine_of
 from simpar.evidence.row_model import SHIPPED, model_of
 from simpar.evidence.row_open import open_facts, with_sets
 from simpar.evidence.row_plan import plan_of, training_of
-from simpar.evidence.row_values import read_values
+from simpar.evidence.row_values import Row, read_values
 from simpar.evidence.run_files import is_stored, stored_run
 from simpar.evidence.run_type import Measured, MemoryKind, Run
 from simpar.specs.framework import framework as framework_named
 from simpar.specs.hardware import load_hardware
 from simpar.specs.scenario import Scenario
-
-Row = Mapping[str, Any]
 
 GROUP_KEYS: Final = (
     "source", "gpu", "arch", "confidence", "framework", "model_name", "n_params_b", "n_gpus", "tp", "sp", "pp", "vpp", "cp", "ep",

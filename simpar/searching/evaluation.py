@@ -393,4 +393,4 @@ def _rise(price: KeyPrice) -> dict[str, float]:
     return found
 
 
-__all__ = ["Evaluation", "Step", "Swept"]
+__all__ = ["Evaluation", "Step"]
