@@ -162,15 +162,18 @@ def test_the_front_is_that_of_brute_force(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["full-memory", "states", "tiny"])
-def test_nothing_beats_a_front_whose_layouts_are_bounded_together(name: str) -> None:
-    branch = Branch(space(name), incumbents=Incumbents(front=True, within=0.01))
-    branch.run()
-    fitting, near = [r for r in simulated(name) if r.fits], 1.0 + 1e-9
-    for s in branch.best:
-        assert not any(r.time_s * near < s.step_time_s and r.device_bytes <= s.device_bytes * near for r in fitting)
-    for r in fitting:
-        assert any(s.step_time_s <= r.time_s * 1.01 * near and s.device_bytes <= r.device_bytes * 1.01 * near for s in branch.best)
-    assert accounted(branch) == space(name).size
+def test_a_front_stands_for_every_layout_within_its_tolerance_and_uses_it(name: str) -> None:
+    """What docs/search.md promises, by brute force; it does not hold with twice the tolerance."""
+    fitting, usual = [r for r in simulated(name) if r.fits], Wish().within
+    found = {}
+    for times in (1, 2, 10):
+        branch = Branch(space(name), incumbents=Incumbents(front=True, within=times * usual))
+        branch.run()
+        assert accounted(branch) == space(name).size
+        each = ((max(s.step_time_s / r.time_s, s.device_bytes / r.device_bytes) for s in branch.best) for r in fitting)
+        found[times] = max(map(min, each))
+    assert found[1] <= 1.01 * (1.0 + 1e-9) < found[2]
+    assert found[10] <= 1.1 * (1.0 + 1e-9)
 
 
 @pytest.mark.parametrize("name", ["states", "full-memory", "offload"])

@@ -364,12 +364,13 @@ class Branch:
         else:
             swept = self.evaluation.longest_paths([choice for choice, *_ in take], alone=together)
             for (choice, at, time_s, need, table), value, less in zip(take, *swept, strict=True):
-                kind, weight = "undercut" if less else "timed", int(table.weight[at])
-                value = max(float(value), time_s)
+                kind, weight, value = "undercut" if less else "timed", int(table.weight[at]), max(float(value), time_s)
                 if not less:
                     self.incumbents.timed(choice, time_s, value)
                     self.together.fastest = min(self.together.fastest, value)
-                if most == 1 and not less and self.incumbents.cutoff() < inf and not self._reject(value, need, choice.mesh_key):
+                # Of a front any layout within the tolerance will do: the first that is timed counts at once.
+                counts = self.incumbents.within or self.incumbents.cutoff() < inf
+                if most == 1 and counts and not less and not self._reject(value, need, choice.mesh_key):
                     self.open_timed(value, (choice, need, table, at), weight)
                     self.together.fastest = inf
                     continue

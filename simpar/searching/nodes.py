@@ -97,7 +97,8 @@ class Together:
 
     evaluation: Evaluation
     fastest: float = inf
-    _apart: set[tuple[Hashable, ...]] = field(default_factory=set)
+    _apart: dict[tuple[Hashable, ...], float] = field(default_factory=dict)
+    """What those that are alike reach together, where that was less than there is to beat."""
 
     def start(self) -> None:
         """Of another level nothing is known yet."""
@@ -113,20 +114,25 @@ class Together:
             pool: the others; where it waits, it is back among them.
             cutoff: of the values of this level.
         """
-        reach, (*_, table, at) = min(self.fastest, cutoff), first
+        reach, (_, tick, _, table, at) = min(self.fastest, cutoff), first
         heapq.heappush(pool, first)
+        stands = False
         for alike in ALIKE:
             of = (alike(table.choice(at)), table.design.pipeline)
-            leads = pool[0][1] == first[1] and pool[0][0] < reach < inf
-            if leads and of not in self._apart and not self._lift(pool, reach, alike, of[0]):
-                self._apart.add(of)
-        if pool[0][1] == first[1] and pool[0][0] <= reach:
-            heapq.heappop(pool)
+            leads = pool[0][1] == tick and pool[0][0] < reach < inf
+            if leads and reach <= self._apart.get(of, inf) and (found := self._lift(pool, reach, alike, of[0])) < reach:
+                self._apart[of] = found
+                # The fewest together stay below: its own time may lower what there is to beat, which decides of the others.
+                stands = alike is ALIKE[-1]
+        own = next(each for each in pool if each[1] == tick)
+        if (stands or own is pool[0]) and own[0] <= reach:
+            pool.remove(own)
+            heapq.heapify(pool)
             return False
         return True
 
-    def _lift(self, pool: list[Waiting], reach: float, alike: Likeness, of: Hashable) -> bool:
-        """Raise the bounds of layouts below `reach` that are alike; whether all of them got there."""
+    def _lift(self, pool: list[Waiting], reach: float, alike: Likeness, of: Hashable) -> float:
+        """Raise the bounds of layouts below `reach` that are alike; the least of them now."""
         some = [
             (index, choice) for index, each in enumerate(pool) if each[0] < reach and alike(choice := each[3].choice(each[4])) == of
         ]
@@ -135,7 +141,7 @@ class Together:
             rank, tick, time_s, table, at = pool[index]
             pool[index] = (max(rank, value), tick, max(time_s, value), table, at)
         heapq.heapify(pool)
-        return bool(min(values) >= reach)
+        return float(min(values))
 
 
 __all__ = ["Node", "Ranked", "Shape", "Together", "Waiting", "by_shape", "design_of", "on_device"]
