@@ -71,7 +71,11 @@ def schedule_of(scenario: Scenario, num_microbatches: int, times: dict[str, obje
     found, name, virtual, options = _required(scenario, num_microbatches, times or {})
     if found:
         raise InputError(found)
-    return build_schedule(name, plan.pp, num_microbatches, virtual, **options)
+    # Layouts of one pipeline are asked for one after the other.
+    return (build_schedule if times else _built)(name, plan.pp, num_microbatches, virtual, **options)
+
+
+_built = lru_cache(maxsize=4)(build_schedule)
 
 
 def _required(

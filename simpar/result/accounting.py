@@ -130,6 +130,7 @@ class _Sinks:
         self.start: list[float] = timeline.start.tolist()
         self.finish: list[float] = timeline.finish.tolist()
         self._kind: list[int] = program.kind.tolist()
+        self._dimensions = [dimension_of(stream.kind) for stream in program.streams]
 
     def add(self, name: str, role: int, seconds: float) -> None:
         found = self.waits.get(name)
@@ -143,7 +144,7 @@ class _Sinks:
 
     def gap(self, op: int, free: float, role: int) -> None:
         """Split the wait of `role` before `op`, from `free` on."""
-        self._bubble(role, free, self.start[op] - self._explained(op, self._last_cause(op), free, role))
+        self._bubble(role, free, self.start[op] - self._explained(op, self._last_cause[op], free, role))
 
     def _bubble(self, role: int, begin: float, end: float) -> None:
         """What communication does not explain; that it ends a gap, so that the bubble begins it."""
@@ -167,20 +168,29 @@ class _Sinks:
             begin = max(self.start[cause], free)
             self.waited(name, role, begin, self.finish[cause])
             total += self.finish[cause] - begin
-            op, cause = cause, self._last_cause(cause)
+            op, cause = cause, self._last_cause[cause]
         return total
 
-    def _last_cause(self, op: int) -> int:
-        """What `op` waited for until it started: of its dependencies and the ops before it on its streams; -1 without any."""
-        ptr, ops = self._predecessors
-        return max(ops[ptr[op] : ptr[op + 1]], key=self.finish.__getitem__, default=-1)
+    @cached_property
+    def _last_cause(self) -> list[int]:
+        """What each op waited for until it started: of its dependencies and the ops before it on its streams; -1 without any."""
+        ptr, ops = self.program.predecessors
+        waiting = np.flatnonzero(np.diff(ptr))
+        found = np.full(self.program.num_ops, -1)
+        if len(waiting):
+            finish = np.array(self.finish)[ops]
+            latest = np.maximum.reduceat(finish, ptr[waiting])
+            of = np.repeat(np.arange(len(waiting)), np.diff(ptr)[waiting])
+            last = np.flatnonzero(finish == latest[of])[::-1]
+            found[waiting[of[last]]] = ops[last]  # Of equals the first, which is written last.
+        return found.tolist()
 
     def dimension(self, op: int) -> str:
         """Which dimension a communication op belongs to, by its stream."""
         ptr, streams = self._op_streams
         for stream in streams[ptr[op] : ptr[op + 1]]:
             # A blocking send holds the compute stream as well.
-            if (found := dimension_of(self.program.streams[stream].kind)) != "compute":
+            if (found := self._dimensions[stream]) != "compute":
                 return found
         raise InternalError(f"{self.program.label(op)} communicates on a compute stream only")
 
@@ -200,11 +210,6 @@ class _Sinks:
     def _op_streams(self) -> tuple[list[int], list[int]]:
         ptr, streams = self.program.op_streams
         return ptr.tolist(), streams.tolist()
-
-    @cached_property
-    def _predecessors(self) -> tuple[list[int], list[int]]:
-        ptr, ops = self.program.predecessors
-        return ptr.tolist(), ops.tolist()
 
     @cached_property
     def _last_data(self) -> dict[int, int]:

@@ -80,7 +80,7 @@ class Schedule:
     @property
     def splits_backward(self) -> bool:
         """Whether some backward runs as I and W."""
-        return any(leaf.phase is Phase.W for row in self.rows for action in row for leaf in action.leaves)
+        return len(self._full_backward) < sum(len(chain.stages) * len(chain.microbatches) for chain in self.chains)
 
     def chain_of(self, stage: int) -> Chain:
         """The chain that `stage` belongs to."""
