@@ -183,22 +183,24 @@ if TYPE_CHECKING:
 
 
 class Pairs:
-    """Of all blocks of a variant of a mesh under one recomputation, each priced when it is first asked for."""
+    """Of all blocks of a variant of a mesh under one recomputation, each priced when it is first asked for.
+
+    Attributes:
+        known: seconds that were asked for, float array [kinds, kinds]; the rest is not a number.
+    """
 
     def __init__(self, pricing: Pricing, group: Group, batch: int, variant: Variant, recompute: str) -> None:
         order = pricing.orders(variant)[-1]
         layouts = [pricing.probe(group, batch, variant, recompute, state, order) for state in pricing.kinds_of_states(variant)]
         self._pricers = [LayoutPricer(layout, pricing.kernels, pricing.collectives) for layout in layouts]
         self._blocks = [{k: each.split(b, o) for k, (b, o, _) in pricing.locals(each).items()} for each in layouts]
-        self._seconds: dict[tuple[int, int], float] = {}
+        self.known = np.full((pricing.kinds.count, pricing.kinds.count), np.nan)
 
     def seconds(self, forward: int, backward: int) -> float:
         """Seconds of two blocks of these kinds; the least of any sharding of the weights."""
-        key = (forward, backward)
-        if key not in self._seconds:
-            each = (p.pair(own[forward], own[backward]).seconds for p, own in zip(self._pricers, self._blocks, strict=True))
-            self._seconds[key] = min(each)
-        return self._seconds[key]
+        each = (p.pair(own[forward], own[backward]).seconds for p, own in zip(self._pricers, self._blocks, strict=True))
+        self.known[forward, backward] = found = min(each)
+        return found
 
 
 def stage_pairs(
@@ -213,13 +215,17 @@ def stage_pairs(
         asked: bool array [C, C].
     """
     found = np.zeros((len(table), *asked.shape))
+    known, alone = np.array([each.known for each in pairs]), np.array([each.seconds for each in tables])
+    own, pass_s = table[:, None], np.array([each.pass_s for each in tables])[table]
     for f, b in zip(*np.nonzero(asked), strict=True):
-        rows = zip(table.tolist(), stages.orders[f].tolist(), stages.orders[b][:, ::-1].tolist(), strict=True)
-        for row, (name, forward, backward) in enumerate(rows):
-            common, alone = min(len(forward), len(backward)), tables[name].seconds
-            both = sum(map(pairs[name].seconds, forward[:common], backward[:common]))
-            rest = alone[F, forward[common:]].sum() + alone[B, backward[common:]].sum()
-            found[row, f, b] = both + rest + 2.0 * tables[name].pass_s * bool(common)
+        forward, backward = stages.orders[f], stages.orders[b][:, ::-1]
+        common = min(forward.shape[1], backward.shape[1])
+        met = np.broadcast_arrays(own, forward[:, :common], backward[:, :common])
+        unknown = np.isnan(known[tuple(met)])
+        for name, one, other in {*zip(*(each[unknown].tolist() for each in met), strict=True)}:
+            known[name, one, other] = pairs[name].seconds(one, other)
+        rest = alone[own, F, forward[:, common:]].sum(axis=1) + alone[own, B, backward[:, common:]].sum(axis=1)
+        found[:, f, b] = known[tuple(met)].sum(axis=1) + rest + 2.0 * pass_s * bool(common)
     return found
 
 
