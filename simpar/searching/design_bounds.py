@@ -149,7 +149,9 @@ class DesignBounds:
             return _empty(design, again, states, offloads, counts)
         sharding = sharding.take(np.flatnonzero(some))
         # Bytes are shared by many variants, seconds are not: only what fits somewhere is priced.
-        possible = self._possible(design, again, columns)
+        fits = self._may_fit(design, again, columns)
+        possible = np.bincount(again.table, weights=fits.any(axis=(0, 2)), minlength=len(again.names)) > 0
+        fits = fits[:, possible[again.table]]
         again = again.only(possible)
         inner = len(columns) * len(offloads)
         counts[0] += inner * (len(every_text) - len(again.texts))
@@ -162,10 +164,11 @@ class DesignBounds:
         counts += [0, late.sum() * inner, beaten.sum() * inner]
         if not len(rows):
             return _empty(design, again, states, offloads, counts)
-        time_s = self._times(design, again, tables, pipe.take(rows), sharding, rows)
+        fits = fits[:, rows]
+        time_s = self._times(design, again.take(rows), tables, pipe.take(rows), sharding, np.asarray(fits.any(axis=(1, 2))))
         late, beaten = self._hopeless(time_s, np.zeros(time_s.shape), incumbents, design)
-        hopeful = ~late & ~beaten
-        counts += [0, late.sum(), beaten.sum()]
+        hopeful = fits & ~late & ~beaten
+        counts += [(~fits).sum(), (fits & late).sum(), (fits & beaten).sum()]
         # Only what may still win is asked for its memory.
         each, r, d = (np.flatnonzero(hopeful.any(axis=axes)) for axes in ((1, 2), (0, 2), (0, 1)))
         if not len(each):
@@ -200,19 +203,20 @@ class DesignBounds:
 
     def _times(
         self, design: Design, again: Recomputations, tables: Sequence[BlockTable], pipe: bounds.PipelineBound,
-        sharding: StateBound, rows: IntArray,
+        sharding: StateBound, wanted: BoolArray,
     ) -> FloatArray:  # fmt: skip
-        """Lower bounds on step times, [offloads, rows, states]."""
+        """Lower bounds on step times, [offloads, R, states]; 0 where an offload's are not `wanted`, bool array [offloads]."""
         offloads, found = self.space.offloads, dict[float, FloatArray]()
-        for share in dict.fromkeys(o.activations for o in offloads):
+        none = np.zeros((2, len(again.texts), len(sharding.end)))
+        for share in dict.fromkeys(o.activations for o, asked in zip(offloads, wanted.tolist(), strict=True) if asked):
             if share:
                 rank, stall = self._host_stall(design, again, tables)
-                waiting = pipe.stalled(rank, stall[rows] * share)
-                path = self._host_path(design, again.take(rows), tables, pipe, share)
+                waiting = pipe.stalled(rank, stall * share)
+                path = self._host_path(design, again, tables, pipe, share)
                 found[share] = np.maximum(bounds.combine(waiting, sharding), path[:, None] + sharding.end.T[:, None])
             else:
                 found[share] = bounds.combine(pipe, sharding)
-        return np.array([found[o.activations][int(o.optimizer)] for o in offloads])
+        return np.array([found.get(o.activations, none)[int(o.optimizer)] for o in offloads])
 
     def _host_path(
         self, design: Design, again: Recomputations, tables: Sequence[BlockTable], pipe: bounds.PipelineBound, share: float
@@ -273,13 +277,11 @@ class DesignBounds:
             self._resting[key] = self.shardings(design).bytes(cut, design.m)
         return self._resting[key]
 
-    def _possible(self, design: Design, again: Recomputations, columns: IntArray) -> BoolArray:
-        """Which block tables may fit under one of these shardings, by what blocks keep alone, bool array [names]."""
+    def _may_fit(self, design: Design, again: Recomputations, columns: IntArray) -> BoolArray:
+        """Which layouts may fit by what blocks keep alone, bool array [offloads, R, columns]."""
         held = [self.pricing.held_table(design.group, design.batch, design.variant, name) for name in again.names]
-        least = Offload(max(o.activations for o in self.space.offloads), any(o.optimizer for o in self.space.offloads))
-        need = self.needs(design, again, held, np.arange(len(again.texts)), columns, [least], whole=False)
-        fits = (need[0] * (1.0 - ROUNDING) <= self.capacity).any(axis=1)
-        return np.asarray(np.bincount(again.table, weights=fits, minlength=len(again.names)) > 0)
+        need = self.needs(design, again, held, np.arange(len(again.texts)), columns, self.space.offloads, whole=False)
+        return np.asarray(need * (1.0 - ROUNDING) <= self.capacity)
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
