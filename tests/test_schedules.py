@@ -304,6 +304,7 @@ def test_arrays_say_the_same_as_the_rows(name: str) -> None:
         Action(int(s), tuple(Phase)[code], int(m)) for s, code, m in zip(order.stage, order.phase, order.microbatch, strict=True)
     ]
     assert actions == leaves
+    assert schedule.splits_backward == any(leaf.phase is Phase.W for leaf in leaves)
     for leaf, entries in zip(leaves, order.prerequisites.tolist(), strict=True):
         assert [actions[entry] for entry in entries if entry >= 0] == schedule.prerequisites(leaf)
     for rank, row in enumerate(schedule.rows):
