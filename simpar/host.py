@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from typing import NoReturn
 
-_ALLOCATIONS = 100_000
+_ALLOCATIONS = 1_000_000
 """Objects between two searches for cycles; Python's own number is 700."""
 
 

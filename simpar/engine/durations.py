@@ -70,7 +70,7 @@ def _slow_by_op(program: Program, slow_factors: SlowFactors) -> FloatArray:
     factors = np.full(program.num_ops, -np.inf)
     for index, stream in enumerate(program.streams):
         if stream.kind == "compute":
-            ops = program.stream_ops[program.stream_ptr[index] : program.stream_ptr[index + 1]]
+            ops = program.ops_at(index)
             factors[ops] = np.maximum(factors[ops], slow_factors.get(stream.role, 1.0))
     return np.where(np.isfinite(factors), factors, 1.0)
 

@@ -59,22 +59,21 @@ class _Order:
         ptr, sources = program.predecessors
         own_ptr, own = program.op_streams
         computes = np.array([stream.role if stream.kind == "compute" else -1 for stream in program.streams], dtype=np.int64)
-        compute = stream = np.full(ops, -1)
+        held, named = np.diff(own_ptr), computes[own]
+        compute, stream = np.full(ops, -1), np.full(ops, -1)
+        working = np.flatnonzero(named >= 0)[::-1]
+        compute[np.repeat(np.arange(ops), held)[working]] = named[working]  # Of an op's streams the first, which is written last.
         if len(own):
-            held = np.diff(own_ptr)
-            first = own[np.minimum(own_ptr[:-1], len(own) - 1)]
-            compute = np.where(held == 1, computes[first], -1)
-            stream = np.where((held == 1) & (computes[first] < 0), first, -1)
-            for op in np.flatnonzero(held > 1).tolist():
-                roles = computes[own[own_ptr[op] : own_ptr[op + 1]]].tolist()
-                compute[op] = next((role for role in roles if role >= 0), -1)
+            alone = (held == 1) & (compute < 0)
+            stream = np.where(alone, own[np.minimum(own_ptr[:-1], len(own) - 1)], -1)
         waits, two = np.diff(ptr), np.full((2, ops), ops)
         for row in range(2):
             some = np.flatnonzero(waits > row)
             two[row, some] = sources[ptr[some] + row]
         rest: list[list[int]] = [[]] * ops
+        ends, every = ptr.tolist(), sources.tolist()
         for op in np.flatnonzero(waits > 2).tolist():
-            rest[op] = sources[ptr[op] + 2 : ptr[op + 1]].tolist()
+            rest[op] = every[ends[op] + 2 : ends[op + 1]]
         order = np.array(_sorted(program, compute.tolist()), dtype=np.int64)
         columns = [each[order].tolist() for each in (*two, program.price, compute, stream, program.role)]
         steps = list(zip(order.tolist(), *columns[:2], [rest[op] for op in order.tolist()], *columns[2:], strict=True))
@@ -193,17 +192,16 @@ def _follow(start: float, work: float, streams: dict[int, list[tuple[float, floa
 
     What has ended by `start` is dropped from `streams`: nothing that comes later on the compute stream starts before.
     """
-    ended = []
-    for stream, queue in streams.items():
+    queues = []
+    for stream, queue in tuple(streams.items()):
         while queue and queue[0][0] <= start:
             del queue[0]
-        if not queue:
-            ended.append(stream)
-    for stream in ended:
-        del streams[stream]
-    if not streams:
+        if queue:
+            queues.append(queue)
+        else:
+            del streams[stream]
+    if not queues:
         return start + work
-    queues = list(streams.values())
     if len(queues) == 1:
         return _follow_one(start, work, queues[0])
     at = [0] * len(queues)

@@ -54,9 +54,7 @@ class Timeline:
         """Ops on the streams of `role` (all, or those of the given kinds), each once, sorted by start, then finish."""
         program, wanted = self.program, None if kinds is None else frozenset(kinds)
         parts = [
-            program.stream_ops[program.stream_ptr[i] : program.stream_ptr[i + 1]]
-            for i in program.role_streams.get(role, ())
-            if wanted is None or program.streams[i].kind in wanted
+            program.ops_at(i) for i in program.role_streams.get(role, ()) if wanted is None or program.streams[i].kind in wanted
         ]
         ops = np.unique(np.concatenate(parts)) if parts else np.zeros(0, dtype=np.int64)
         return ops[np.lexsort((self.finish[ops], self.start[ops]))]

@@ -109,7 +109,7 @@ def _before(priced: Priced, role: int) -> dict[int, list[int]]:
     program = priced.program
     found: dict[int, list[int]] = {}
     for stream in program.role_streams.get(role, ()):
-        ops = program.stream_ops[program.stream_ptr[stream] : program.stream_ptr[stream + 1]].tolist()
+        ops = program.ops_at(stream).tolist()
         for first, second in pairwise(ops):
             found.setdefault(second, []).append(first)
     return found

@@ -322,7 +322,7 @@ def blocking(program: Program, kinds: tuple[OpKind, ...]) -> Program:
     also = np.isin(program.kind, [int(k) for k in kinds])
     lists = []
     for index, stream in enumerate(program.streams):
-        ops = program.stream_ops[program.stream_ptr[index] : program.stream_ptr[index + 1]]
+        ops = program.ops_at(index)
         if stream.kind == "compute":
             ops = np.union1d(ops, np.flatnonzero(also & (program.role == stream.role)))
         lists.append(ops)

@@ -70,7 +70,7 @@ def predicted_slices(priced: Priced, result: Result, role: int) -> list[Slice]:
     found: list[Slice] = []
     for stream in program.role_streams.get(role, ()):
         lane = program.streams[stream].kind
-        for op in program.stream_ops[program.stream_ptr[stream] : program.stream_ptr[stream + 1]].tolist():
+        for op in program.ops_at(stream).tolist():
             is_send = program.kind[op] in (OpKind.SEND_FORWARD, OpKind.SEND_BACKWARD)
             if is_send and lane == "compute":
                 continue  # a blocking send holds this stream too; it is on its own one already

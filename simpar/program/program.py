@@ -131,7 +131,10 @@ class Program:
         """The ops of a stream in its order, int array."""
         if stream not in self.streams:
             return np.zeros(0, dtype=np.int64)
-        index = self.streams.index(stream)
+        return self.ops_at(self.streams.index(stream))
+
+    def ops_at(self, index: int) -> IntArray:
+        """The ops of the stream at `index` of `streams` in its order, int array."""
         return self.stream_ops[self.stream_ptr[index] : self.stream_ptr[index + 1]]
 
     @cached_property

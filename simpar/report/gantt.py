@@ -150,7 +150,7 @@ def _between(program: Program, ends: int | None) -> BoolArray:
 
 def _queued(program: Program, lanes: list[_Lane]) -> tuple[IntArray, IntArray]:
     """(lane, op) of all ops of the lanes, lane by lane in the order of its stream."""
-    found = [program.stream_ops[program.stream_ptr[lane.stream] : program.stream_ptr[lane.stream + 1]] for lane in lanes]
+    found = [program.ops_at(lane.stream) for lane in lanes]
     if not found:
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     return np.repeat(np.arange(len(found)), [len(ops) for ops in found]), np.concatenate(found)

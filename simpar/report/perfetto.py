@@ -119,7 +119,7 @@ class _Writer:
             pid = _pid(shown)
             for tid, stream in enumerate(ordered_streams(program, shown.role), start=1):
                 place = _Slice(pid, tid, shown.pipeline)
-                for op in program.stream_ops[program.stream_ptr[stream] : program.stream_ptr[stream + 1]].tolist():
+                for op in program.ops_at(stream).tolist():
                     self.at.setdefault(op, []).append(place)
                     name = quoted(program.label(op).rpartition("@")[0])
                     self.times.append(start[op])

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from simpar.engine.timeline import Timeline
 from simpar.errors import InternalError
-from simpar.program.program import COMPUTE_KINDS, FloatArray, OpKind, Program
+from simpar.program.program import COMPUTE_KINDS, FloatArray, IntArray, OpKind, Program
 
 BoolArray = NDArray[np.bool_]
 
@@ -119,107 +119,103 @@ class Ledger:
 
 
 class _Sinks:
-    """Waits by cause and role. Plain lists: a large step has thousands of gaps, each of a few numbers."""
+    """Waits by cause and role, of all gaps of a role at once."""
 
     def __init__(self, program: Program, timeline: Timeline, phase: tuple[FloatArray, FloatArray]) -> None:
-        self.program, self.makespan = program, timeline.makespan
+        self.program, self.makespan, self._phase = program, timeline.makespan, phase
         self.roles = max((stream.role for stream in program.streams), default=-1) + 1
-        self._begin, self._end = phase[0].tolist(), phase[1].tolist()
-        self.phase_bubble = [0.0] * self.roles
-        self.waits = {name: [0.0] * self.roles for name in ("bubble", "pp", "dp")}
-        self.start: list[float] = timeline.start.tolist()
-        self.finish: list[float] = timeline.finish.tolist()
-        self._kind: list[int] = program.kind.tolist()
-        self._dimensions = [dimension_of(stream.kind) for stream in program.streams]
+        self.phase_bubble = np.zeros(self.roles)
+        self.waits = {name: np.zeros(self.roles) for name in ("bubble", "pp", "dp")}
+        self.start, self.finish = timeline.start, timeline.finish
+        self._communicates, self._sends = np.isin(program.kind, _COMMUNICATION), np.isin(program.kind, _SENDS)
+        self._marked, self._own = -1, np.zeros(program.num_ops, dtype=bool)
 
     def add(self, name: str, role: int, seconds: float) -> None:
-        found = self.waits.get(name)
-        if found is None:  # Not setdefault: it would build a list of all roles on every call.
-            found = self.waits[name] = [0.0] * self.roles
-        found[role] += seconds
+        self.waits.setdefault(name, np.zeros(self.roles))[role] += seconds
 
-    def waited(self, name: str, role: int, begin: float, end: float) -> None:
-        """A wait of a role's compute stream, for one cause."""
-        self.add(name, role, end - begin)
+    def waited(self, name: str, role: int, begin: FloatArray, end: FloatArray) -> None:
+        """Waits of a role's compute stream, for one cause, float arrays [waits]."""
+        self.add(name, role, float((end - begin).sum()))
 
-    def gap(self, op: int, free: float, role: int) -> None:
-        """Split the wait of `role` before `op`, from `free` on."""
-        self._bubble(role, free, self.start[op] - self._explained(op, self._last_cause[op], free, role))
+    def gaps(self, ops: IntArray, free: FloatArray, role: int) -> None:
+        """Split the waits of `role` before `ops` [gaps], from `free` [gaps] on."""
+        self._bubble(role, free, self.start[ops] - self._explained(ops, self._last_cause[ops], free, role))
 
-    def _bubble(self, role: int, begin: float, end: float) -> None:
+    def _bubble(self, role: int, begin: FloatArray, end: FloatArray) -> None:
         """What communication does not explain; that it ends a gap, so that the bubble begins it."""
         self.waited("bubble", role, begin, end)
-        self.phase_bubble[role] += max(min(end, self._end[role]) - max(begin, self._begin[role]), 0.0)
+        first, last = self._phase[0][role], self._phase[1][role]
+        self.phase_bubble[role] += float(np.maximum(np.minimum(end, last) - np.maximum(begin, first), 0.0).sum())
 
-    def _explained(self, op: int, cause: int, free: float, role: int) -> float:
-        """Charge what communication explains of the wait before `op`: back along the chain of what each op started upon, as long as
-        that is communication of this role, or gradients that all ranks wait for. Returns these seconds.
+    def _explained(self, ops: IntArray, causes: IntArray, free: FloatArray, role: int) -> FloatArray:
+        """Charge what communication explains of the waits before `ops` [gaps]: back along the chain of what each op started upon,
+        as long as that is communication of this role, or gradients that all ranks wait for. Returns these seconds [gaps].
 
         What runs on another rank when the chain leaves communication is no communication of this role, however it ends.
         """
-        total = 0.0
-        while cause >= 0 and self.finish[cause] > free and self._kind[cause] in _COMMUNICATION:
-            name = self.dimension(cause)
-            received = self._kind[cause] in _SENDS and role in self._roles_of(op)
-            if not received and role not in self._roles_of(cause):
-                if self._kind[cause] in _SENDS:
-                    break
-                name = "skew"
-            begin = max(self.start[cause], free)
-            self.waited(name, role, begin, self.finish[cause])
-            total += self.finish[cause] - begin
-            op, cause = cause, self._last_cause[cause]
+        total, gaps, own = np.zeros(len(ops)), np.arange(len(ops)), self._ops_of(role)
+        while len(gaps):
+            sends = self._sends[causes]
+            foreign = ~own[causes] & ~(sends & own[ops])
+            on = (causes >= 0) & (self.finish[causes] > free[gaps]) & self._communicates[causes] & ~(foreign & sends)
+            gaps, causes, foreign = gaps[on], causes[on], foreign[on]
+            begin, end = np.maximum(self.start[causes], free[gaps]), self.finish[causes]
+            self._charge(role, np.where(foreign, len(self._dimensions[0]), self._dimensions[1][causes]), begin, end)
+            total[gaps] += end - begin
+            ops, causes = causes, self._last_cause[causes]
         return total
 
+    def _charge(self, role: int, dimension: IntArray, begin: FloatArray, end: FloatArray) -> None:
+        for index, name in enumerate((*self._dimensions[0], "skew")):
+            if (of := dimension == index).any():
+                self.waited(name, role, begin[of], end[of])
+        if (dimension < 0).any():
+            raise InternalError(f"{self.program.name}: communication on a compute stream only")
+
     @cached_property
-    def _last_cause(self) -> list[int]:
+    def _last_cause(self) -> IntArray:
         """What each op waited for until it started: of its dependencies and the ops before it on its streams; -1 without any."""
         ptr, ops = self.program.predecessors
         waiting = np.flatnonzero(np.diff(ptr))
         found = np.full(self.program.num_ops, -1)
         if len(waiting):
-            finish = np.array(self.finish)[ops]
+            finish = self.finish[ops]
             latest = np.maximum.reduceat(finish, ptr[waiting])
             of = np.repeat(np.arange(len(waiting)), np.diff(ptr)[waiting])
             last = np.flatnonzero(finish == latest[of])[::-1]
             found[waiting[of[last]]] = ops[last]  # Of equals the first, which is written last.
-        return found.tolist()
+        return found
 
-    def dimension(self, op: int) -> str:
-        """Which dimension a communication op belongs to, by its stream."""
-        ptr, streams = self._op_streams
-        for stream in streams[ptr[op] : ptr[op + 1]]:
-            # A blocking send holds the compute stream as well.
-            if (found := self._dimensions[stream]) != "compute":
-                return found
-        raise InternalError(f"{self.program.label(op)} communicates on a compute stream only")
+    @cached_property
+    def _dimensions(self) -> tuple[tuple[str, ...], IntArray]:
+        """Names of dimensions, and which of them each op belongs to, by its stream; -1 for an op of compute streams alone."""
+        of = [dimension_of(stream.kind) for stream in self.program.streams]
+        names = tuple(dict.fromkeys(name for name in of if name != "compute"))
+        found = np.full(self.program.num_ops, -1)
+        # The first of an op's streams counts, and a blocking send holds the compute stream as well.
+        for index in reversed(range(len(of))):
+            if of[index] != "compute":
+                found[self.program.ops_at(index)] = names.index(of[index])
+        return names, found
 
     def tail(self, role: int, free: float) -> None:
         """The wait from a role's last compute op to the end of the step."""
-        last = self._last_data.get(role, -1)
-        after = max(free, self.finish[last]) if last >= 0 else free
-        self._bubble(role, free, after - (self._explained(last, last, free, role) if last >= 0 else 0.0))
-        self._bubble(role, after, self.makespan)
+        ending, after = np.flatnonzero(self._ops_of(role) & np.isin(self.program.kind, _DATA)), free
+        if len(ending):
+            last = ending[[np.argmax(self.finish[ending])]]
+            after = max(free, float(self.finish[last[0]]))
+            explained = self._explained(last, last, np.array([free]), role)
+            self._bubble(role, np.array([free]), np.array([after]) - explained)
+        self._bubble(role, np.array([after]), np.array([self.makespan]))
 
-    def _roles_of(self, op: int) -> set[int]:
-        """Roles whose streams an op holds."""
-        ptr, streams = self._op_streams
-        return {self.program.streams[stream].role for stream in streams[ptr[op] : ptr[op + 1]]}
-
-    @cached_property
-    def _op_streams(self) -> tuple[list[int], list[int]]:
-        ptr, streams = self.program.op_streams
-        return ptr.tolist(), streams.tolist()
-
-    @cached_property
-    def _last_data(self) -> dict[int, int]:
-        """Role -> its gather or reduction of parameters and gradients that ends last."""
-        found: dict[int, int] = {}
-        for op in np.flatnonzero(np.isin(self.program.kind, _DATA)).tolist():
-            for role in self._roles_of(op):
-                if role not in found or self.finish[op] > self.finish[found[role]]:
-                    found[role] = op
-        return found
+    def _ops_of(self, role: int) -> BoolArray:
+        """Which ops hold a stream of this role; valid until another role is asked for (one array for all of them)."""
+        if role != self._marked:
+            for of, holds in ((self._marked, False), (role, True)):
+                for index in self.program.role_streams.get(of, ()):
+                    self._own[self.program.ops_at(index)] = holds
+            self._marked = role
+        return self._own
 
 
 class _Spans(_Sinks):
@@ -229,10 +225,10 @@ class _Spans(_Sinks):
         super().__init__(program, timeline, phase)
         self.found: list[tuple[int, float, float, str]] = []
 
-    def waited(self, name: str, role: int, begin: float, end: float) -> None:
-        """Keep it, where it takes any time."""
-        if end - begin > _TINY_S:
-            self.found.append((role, begin, end, name))
+    def waited(self, name: str, role: int, begin: FloatArray, end: FloatArray) -> None:
+        """Keep those that take any time."""
+        takes = end - begin > _TINY_S
+        self.found += [(role, a, b, name) for a, b in zip(begin[takes].tolist(), end[takes].tolist(), strict=True)]
 
 
 def waits_of(program: Program, timeline: Timeline, roles: Container[int]) -> list[tuple[int, float, float, str]]:
@@ -247,12 +243,10 @@ def waits_of(program: Program, timeline: Timeline, roles: Container[int]) -> lis
 
 def _waits_before(sinks: _Sinks, program: Program, timeline: Timeline, index: int) -> None:
     """The gaps of a compute stream, and that at its end."""
-    role = program.streams[index].role
-    ops = program.stream_ops[program.stream_ptr[index] : program.stream_ptr[index + 1]]
+    role, ops = program.streams[index].role, program.ops_at(index)
     before = np.concatenate([[0.0], timeline.finish[ops[:-1]]])
     late = np.flatnonzero(timeline.start[ops] - before > _TINY_S)
-    for op, free in zip(ops[late].tolist(), before[late].tolist(), strict=True):
-        sinks.gap(op, free, role)
+    sinks.gaps(ops[late], before[late], role)
     end = float(timeline.finish[ops[-1]]) if len(ops) else 0.0
     if timeline.makespan - end > _TINY_S:
         sinks.tail(role, end)
@@ -277,17 +271,15 @@ def account(program: Program, timeline: Timeline, *, waits: bool = True) -> Acco
     for index, stream in enumerate(program.streams):
         if stream.kind != "compute":
             continue
-        ops = program.stream_ops[program.stream_ptr[index] : program.stream_ptr[index + 1]]
+        ops = program.ops_at(index)
         lengths = finish[ops] - start[ops]
         computed = is_compute[ops]
         busy[stream.role] += float(lengths[computed].sum())
         passes[stream.role] += float(lengths[is_pass[ops]].sum())
         sinks.add("pp", stream.role, float(lengths[~computed].sum()))
         _waits_before(sinks, program, timeline, index)
-    found = {name: np.array(seconds) for name, seconds in sinks.waits.items()}
     every = _spans(program, timeline, np.ones(program.num_ops, dtype=bool))
-    phase_bubble = np.array(sinks.phase_bubble)
-    return Ledger(busy, found, phase_bubble, passes, own, (first, last), every, timeline.makespan, waits).settled()
+    return Ledger(busy, sinks.waits, sinks.phase_bubble, passes, own, (first, last), every, timeline.makespan, waits).settled()
 
 
 def _spans(program: Program, timeline: Timeline, mask: BoolArray) -> tuple[FloatArray, FloatArray]:
@@ -295,7 +287,7 @@ def _spans(program: Program, timeline: Timeline, mask: BoolArray) -> tuple[Float
     roles = max((stream.role for stream in program.streams), default=-1) + 1
     first, last = np.full(roles, np.inf), np.full(roles, -np.inf)
     for index, stream in enumerate(program.streams):
-        ops = program.stream_ops[program.stream_ptr[index] : program.stream_ptr[index + 1]]
+        ops = program.ops_at(index)
         ops = ops[mask[ops]]
         first[stream.role] = min(first[stream.role], timeline.start[ops].min(initial=np.inf))
         last[stream.role] = max(last[stream.role], timeline.finish[ops].max(initial=-np.inf))
@@ -315,7 +307,7 @@ def communication_seconds(program: Program, timeline: Timeline) -> dict[str, flo
     lengths, found = timeline.seconds, dict[str, float]()
     is_compute = np.isin(program.kind, [int(k) for k in COMPUTE_KINDS])
     for index, stream in enumerate(program.streams):
-        ops = program.stream_ops[program.stream_ptr[index] : program.stream_ptr[index + 1]]
+        ops = program.ops_at(index)
         name = dimension_of(stream.kind)
         name = "pp" if name == "compute" else name
         if seconds := float(lengths[ops[~is_compute[ops]]].sum()):

@@ -8,11 +8,10 @@ replayed as lead to the most micro-batches in flight and a little beyond: from t
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final
 
-from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.layout import Layout
 from simpar.parallel.lifetimes import Lifetimes, lifetimes
 from simpar.parallel.local_layer import LocalLayer
@@ -68,6 +67,7 @@ class Trace:
     late: dict[tuple[int, int], deque[dict[str, int]]] = field(default_factory=dict)
     outputs: list[int] = field(default_factory=list)
     count: int = 0
+    known: dict[tuple[int, int, bool], Lifetimes] = field(default_factory=dict)
 
     def ask(self, size: float, stream: str = "compute") -> int:
         """A tensor; returns its id, -1 for one of no bytes."""
@@ -83,9 +83,14 @@ class Trace:
         if tensor >= 0:
             self.events.append((tensor, 0, ""))
 
-    def lives(self, stage: int, block: LocalBlock) -> Lifetimes:
-        """Steps of a block."""
-        return lifetimes(block, split_backward=stage in self.split)
+    def lives(self, stage: int, index: int, *, late: bool | None = None) -> Lifetimes:
+        """A block's steps, of a thin trace without what a forward gives back; `late`: its weight gradient is a pass of its own."""
+        split = stage in self.split if late is None else late
+        if (stage, index, split) not in self.known:
+            found = lifetimes(self.layout.stage_blocks[stage][index], split_backward=split)
+            freed = {name for name, size in found.forward if self.thin and not size}
+            self.known[stage, index, split] = replace(found, forward=tuple(s for s in found.forward if s[0] not in freed))
+        return self.known[stage, index, split]
 
     def run(self, steps: tuple[tuple[str, int], ...], ids: dict[str, int], collective: frozenset[str] = frozenset()) -> None:
         """Steps of one block of one micro-batch, whose tensors are `ids`."""
@@ -104,8 +109,8 @@ class Trace:
     def forward(self, stage: int, index: int) -> None:
         """Forward of a block."""
         ids: dict[str, int] = {}
-        lives = self.lives(stage, self.layout.stage_blocks[stage][index])
-        self.run(_saved_only(lives.forward) if self.thin else lives.forward, ids, lives.collective)
+        lives = self.lives(stage, index)
+        self.run(lives.forward, ids, lives.collective)
         if index == 0 and self.layout.framework.pipeline.frees_stage_inputs and self.layout.plan.pp > 1:
             self.free(ids.pop(f"{STAGE_INPUT}#0", -1))
         if index == len(self.layout.stage_blocks[stage]) - 1:
@@ -122,7 +127,7 @@ class Trace:
         if not waiting:
             return
         ids = waiting.popleft()
-        lives = lifetimes(self.layout.stage_blocks[stage][index], split_backward=late)
+        lives = self.lives(stage, index, late=late)
         if self.thin and not late:
             for tensor in ids.values():
                 self.free(tensor)
@@ -151,11 +156,6 @@ class Trace:
         for tensor in self.outputs:
             self.free(tensor)
         self.outputs.clear()
-
-
-def _saved_only(steps: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
-    freed = {name for name, size in steps if not size}
-    return tuple(step for step in steps if step[0] not in freed)
 
 
 class Sharded:
@@ -190,7 +190,7 @@ class Sharded:
         block, trace = self.layout.stage_blocks[stage][index], self.trace
         element = self.layout.state_bytes.gather
         flat = trace.ask(block.gathered_parameters * element, "all_gather")
-        self.gathered[stage, index] = tuple(trace.ask(w * element) for w in trace.lives(stage, block).gathered)
+        self.gathered[stage, index] = tuple(trace.ask(w * element) for w in trace.lives(stage, index).gathered)
         trace.free(flat)
 
     def after_forward(self, stage: int, index: int) -> None:
@@ -208,7 +208,7 @@ class Sharded:
         if not self.active:
             return
         block, trace, state = self.layout.stage_blocks[stage][index], self.trace, self.layout.state_bytes
-        weights = trace.lives(stage, block).gathered
+        weights = trace.lives(stage, index).gathered
         share = sum(self.layout.trained(block)) / (sum(weights) or 1.0) if self.layout.options.lora_rank else 1.0
         at_loss = any(name == "head/logits" for name, _ in block.saved)
         element = head_gradient_bytes(self.layout) if at_loss else state.gather
@@ -292,8 +292,8 @@ def _states(trace: Trace, stages: list[int]) -> list[float]:
     state, zero, plan = layout.state_bytes, layout.plan.zero_stage, layout.plan
     weights: list[tuple[int, bool]] = []
     for stage in stages:
-        for block in layout.stage_blocks[stage]:
-            weights += trace.lives(stage, block).weights
+        for index in range(len(layout.stage_blocks[stage])):
+            weights += trace.lives(stage, index).weights
 
     def shards(expert: bool) -> int:
         return layout.expert_shard_ranks if expert else layout.shard_ranks
