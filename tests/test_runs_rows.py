@@ -471,6 +471,7 @@ def test_a_step_time_from_flops_alone(words: str, attention: float) -> None:
     [
         ("Megatron-LM", "2024-06", 1.0), ("Megatron-LM's log", "2025-03", 1.0), ("Megatron-Bridge", "2025-04", 0.5),
         ("Megatron-LM", "2023-10", None), ("NeMo", "2025-07", None), ("Megatron-LM, non-causal", "2025-07", 1.0),
+        ("torchtitan, 989 TFLOP/s", "2025-11", 1.0),
     ],
 )  # fmt: skip
 def test_a_log_counts_what_its_framework_did_then(words: str, month: str, attention: float | None) -> None:
@@ -542,6 +543,10 @@ def test_other_flops_tell_no_step_time(words: str | None) -> None:
         ("nvidia-smi used memory of the first/last node (allocator reserved + context)", "device", False),
         ("whole device, % of the card (wandb)", "device", False),
         ("rocm-smi", "device", False),
+        ("max allocated, after 1 iteration", "first_step", False),
+        ("max allocated in the first step, logging rank 0", "first_step", True),
+        ("max allocated, after 10 iterations", "allocated", False),
+        ("max reserved, after 1 iteration", "reserved", False),
         ("unknown: max allocated or reserved (nanotron logs both)", "band", True),
         ("peak per GPU as written by the authors (kind not stated)", "band", False),
         (None, "band", False),
