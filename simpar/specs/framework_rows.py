@@ -344,6 +344,18 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
          Row((2024, 2), {"overlap_param_gather": False, "attention": (("", "fa2"),)},
              "configs/7B_sft.py overlap_sync_param=False; flash-attention 2.2.1 (doc/en/install.md)")),
     ),
+    "fast-llm": (
+        "megatron-core",
+        (Row((2024, 9),
+             {"vocabulary_multiple": 1, "dropout": 0.0, "zero_stage_default": 1, "overlap_grad_reduce": True,
+              "overlap_param_gather": True, "attention": (("", "fa2"),), "rocm_attention": "fa2", "gradient_dtype": "fp32",
+              "loss": "fused", "loss_work": LOSS_WORK, "wgrad_accumulation_fusion": False, "gradient_adds": "always"},
+             "ServiceNow/Fast-LLM (released 2024-10): functional/triton has one kernel each for norm, rotation, gated activation, "
+             "cross-entropy (logits turned into their gradient) and Adam over the whole shard; multi_stage/config.py: "
+             "full_precision_gradients, num_grad_buffers and num_weight_buffers for reductions and gathers beside computation; "
+             "functional/linear.py, tensor.py accumulate_gradient: 16-bit weight gradients are copied or added to the fp32 buffer "
+             "by a kernel of their own; flash-attn's kernels"),),
+    ),
     "hai-llm": (
         "megatron-core",
         (Row((2024, 12), {"vocabulary_multiple": 1, "schedule": "dualpipe", "attention": (("", "fa3"),), "fp8_weight_cache": False,
