@@ -375,8 +375,12 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
         "",
         (Row((2023, 6),
              {**_TORCH, "compile": True, "abilities": (), "fused_activation": True, "fused_residual": True, "fused_rope": True,
-              "zero_stage_default": 3, "parameter_bytes": 0.0, "attention": (("", "fa2"), ("hopper", "cudnn"))},
-             "MaxText on XLA (SPMD FSDP); fusions by the compiler, assumed equal to a compiled torch graph"),),
+              "zero_stage_default": 3, "parameter_bytes": 0.0, "attention": (("", "fa2"), ("hopper", "cudnn")),
+              "one_hot_dispatch": True, "static_expert_rows": True},
+             "MaxText on XLA (SPMD FSDP); fusions by the compiler, assumed equal to a compiled torch graph; layers/moe.py "
+             "dense_matmul: with a capacity_factor dispatch and combine are einsums of each sequence with its mask "
+             "(BSM,BSEC -> EBCM; EBCM,BSEC -> BSM); without one jax.jit has the buffer of what a rank receives made for the worst "
+             "case before any token is routed (ROCm blog on dropless MoE in MaxText, 2026-06)"),),
     ),
     "llama3-internal": (
         "megatron-core",
