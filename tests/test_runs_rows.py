@@ -1120,3 +1120,14 @@ def test_kernels_of_an_update_of_bf16_states() -> None:
 def test_an_optimizer_nobody_knows_is_said() -> None:
     assert "optimizer LAMB: as adamw" in run_of(row(optimizer="LAMB")).assumptions
     assert not [note for note in run_of(row(optimizer="AdamW")).assumptions if "optimizer" in note]
+
+
+@pytest.mark.parametrize(("figure", "counted"), [("tflops_per_gpu", True), ("mfu", True), ("step_time_s", False)])
+def test_a_rate_in_flops_needs_no_batch(figure: str, counted: bool) -> None:
+    """As one in tokens: the step is then of as many micro-batches as usual; a time per step of an unknown batch says nothing."""
+    figures = dict.fromkeys(("step_time_s", "tflops_per_gpu", "mfu")) | {figure: 40.0}
+    run = run_of(row(**figures, tflops_def="causal", mfu_def="causal", global_batch=None, micro_batch=None, grad_accum=None))
+    assert (run.scenario is not None) == counted
+    if counted:
+        assert run.measured.step_time_s
+        assert "batch not stated: 32 micro-batches per rank, for a rate" in run.assumptions
