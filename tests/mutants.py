@@ -193,6 +193,12 @@ MUTANTS = (
     Mutant("a gap of memory is shared by width", "simpar/report/explain.py",
            "(MEMORY_SPREAD.get(name, OTHER_SPREAD) * amount) ** 2", "(MEMORY_SPREAD.get(name, OTHER_SPREAD) * amount)", (SURFACE,)),
     Mutant("late collectives ten times as late", "simpar/live/trace_align.py", "6.0 * spread", "60.0 * spread", (SURFACE,)),
+    Mutant("moments in the first step", "simpar/result/memory.py",
+           "1.0 - state.master / state.optimizer", "0.0", ("tests/test_runtime_memory.py",)),
+    Mutant("products on empty rows", "simpar/parallel/local_layer.py",
+           "(self.options.spare_rows if group else 1.0)", "1.0", ("tests/test_collectives_expert.py",)),
+    Mutant("one-hot dispatch without a capacity", "simpar/parallel/job.py",
+           "capacity is not None and own.one_hot_dispatch", "own.one_hot_dispatch", ("tests/test_collectives_expert.py",)),
     # -- launch files
     Mutant("a flag misspelt on both sides", "simpar/interop/megatron.py", "--use-tp-pp-dp-mapping", "--use-tp-pp-dp-maping",
            (SURFACE,)),

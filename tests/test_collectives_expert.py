@@ -14,8 +14,9 @@ from simpar.costs.collectives import CollectiveModel
 from simpar.costs.expert_parallel import Exchange, groups_in_turn, groups_visited
 from simpar.costs.pricer import LayoutPricer
 from simpar.errors import InputError
+from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.layout import Layout
-from simpar.parallel.work import ExpertExchange, LocalOp
+from simpar.parallel.work import ExpertExchange, Gemm, GroupedGemm, LocalOp, MemoryWork
 from simpar.specs.hardware import load_hardware
 from simpar.specs.model import MoeSpec
 from simpar.specs.scenario import make_scenario
@@ -111,3 +112,45 @@ def test_a_run_says_how_its_balance_is_forced(framework: str) -> None:
         )
     assert seconds[None] == seconds[framework == "torchtitan"]
     assert seconds[True] < 0.5 * seconds[False]
+
+
+def _expert_block(framework: str, capacity: float | None, sequences: int = 2) -> LocalBlock:
+    chosen = make_scenario({
+        "model": "qwen3-30b-a3b", "framework": framework, "framework_version": "2026-06",
+        "cluster": {"hardware": "dgx-h200", "num_nodes": 1}, "plan": {"ep": 8, "zero_stage": 3, "recompute": "none"},
+        "training": {
+            "sequence_length": 4096, "micro_batch_size": sequences, "global_batch_size": 8 * sequences,
+            "routing": {"kind": "balanced", **({} if capacity is None else {"capacity_factor": capacity})},
+        },
+    })  # fmt: skip
+    return Layout.of(chosen, 1).stage_blocks[0][1]
+
+
+@pytest.mark.parametrize("capacity", [1.25, 2.0])
+def test_a_capacity_in_maxtext_is_a_product_with_a_mask(capacity: float) -> None:
+    """Of each sequence's 4096 tokens with all places at the experts, 8 x 4096 times the capacity; the mask of the way back has a
+    gradient. Others copy rows, and without a capacity so does MaxText."""
+    block = _expert_block("maxtext", capacity)
+    works = [op.work for op in block.forward if ".one_hot" in op.name]
+    assert works == [Gemm(round(2 * 8 * 4096 * capacity), 2048, 4096)] * 2
+    assert [op.work for op in block.backward if ".one_hot" in op.name] == works + works[:1]
+    for plain in (_expert_block("megatron-core", capacity), _expert_block("maxtext", None)):
+        assert not [op for op in (*plain.forward, *plain.backward) if ".one_hot" in op.name]
+
+
+def test_without_a_capacity_xla_has_room_for_the_rows_of_all_expert_ranks() -> None:
+    """Kernels that pass over rows and what is kept of them are eight times as large, products and exchanges are not."""
+    found = {}
+    for capacity in (None, 1.0):
+        block = _expert_block("maxtext", capacity)
+        found[capacity] = (
+            [op.work for op in block.forward if isinstance(op.work, GroupedGemm)],
+            [op.work.tokens for op in block.forward if isinstance(op.work, ExpertExchange)],
+            sum(op.work.bytes_moved for op in block.forward if isinstance(op.work, MemoryWork) and op.name.startswith("moe/perm")),
+            block.saved_bytes,
+        )
+    loose, tight = found[None], found[1.0]
+    assert loose[:2] == tight[:2]
+    assert loose[2] == pytest.approx(8.0 * tight[2], rel=1e-6)
+    rows = 2 * 4096 * 8 * (2048 + 2 * 768 + 768) * 2
+    assert loose[3] - tight[3] == pytest.approx(7.0 * rows, rel=0.1)

@@ -487,3 +487,15 @@ def test_no_text_makes_a_reader_fail(text: str) -> None:
                 except InputError:
                     return
         parser.finish()
+
+
+@pytest.mark.parametrize(("after", "words"), [(1, "max allocated in the first step"), (2, "max allocated"), (10, "max allocated")])
+def test_megatron_since_2026_reports_memory_of_the_first_step(tmp_path: Path, after: int, words: str) -> None:
+    """Its first iteration is logged, whatever --log-interval: the moments are made in that update."""
+    lines = [iteration(step, 8000.0) for step in range(10, 60, 10)]
+    memory = (
+        "[Rank 16] (after {} iterations) memory (MB) | allocated: 1 | max allocated: 40960 | reserved: 9 | max reserved: 50000\n"
+    )
+    lines.insert(1, memory.format(after))
+    found = read_run(SCENARIO, [written(tmp_path, "".join(lines))]).row
+    assert (found["mem_gib"], found["mem_kind"]) == (40.0, words)

@@ -29,6 +29,10 @@ from simpar.specs.scenario import make_scenario
 from simpar.step import cost_models, prepare
 
 FIELDS = set(POLICY_OF)
+FAST_LLM = {
+    "fused_norm": True, "fused_rope": True, "loss": "fused", "wgrad_accumulation_fusion": False, "gradient_adds": "always",
+    "attention": (("", "fa2"),), "gradient_dtype": "fp32",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
@@ -50,6 +54,13 @@ def test_what_recipes_of_megatron_bridge_leave_unfused(name: str, fuses: tuple[b
     kernels_of = framework(name, "2026-01").kernels
     assert (kernels_of.fused_rope, kernels_of.gate_chains) == fuses
     assert kernels_of.fused_norm
+
+
+def test_fast_llm_adds_weight_gradients_by_a_kernel_of_its_own() -> None:
+    """Its norms, rotations and losses are one kernel each; a 16-bit weight gradient meets its fp32 sum after the product."""
+    assert framework_of({"framework": "Fast-LLM"})[0] == "fast-llm"
+    found = framework("fast-llm", "2026-07")
+    assert {name: getattr(getattr(found, POLICY_OF[name]), name) for name in FAST_LLM} == FAST_LLM
 
 
 @pytest.mark.parametrize("name", framework_names())

@@ -471,6 +471,7 @@ def test_a_step_time_from_flops_alone(words: str, attention: float) -> None:
     [
         ("Megatron-LM", "2024-06", 1.0), ("Megatron-LM's log", "2025-03", 1.0), ("Megatron-Bridge", "2025-04", 0.5),
         ("Megatron-LM", "2023-10", None), ("NeMo", "2025-07", None), ("Megatron-LM, non-causal", "2025-07", 1.0),
+        ("torchtitan, 989 TFLOP/s", "2025-11", 1.0),
     ],
 )  # fmt: skip
 def test_a_log_counts_what_its_framework_did_then(words: str, month: str, attention: float | None) -> None:
@@ -542,6 +543,10 @@ def test_other_flops_tell_no_step_time(words: str | None) -> None:
         ("nvidia-smi used memory of the first/last node (allocator reserved + context)", "device", False),
         ("whole device, % of the card (wandb)", "device", False),
         ("rocm-smi", "device", False),
+        ("max allocated, after 1 iteration", "first_step", False),
+        ("max allocated in the first step, logging rank 0", "first_step", True),
+        ("max allocated, after 10 iterations", "allocated", False),
+        ("max reserved, after 1 iteration", "reserved", False),
         ("unknown: max allocated or reserved (nanotron logs both)", "band", True),
         ("peak per GPU as written by the authors (kind not stated)", "band", False),
         (None, "band", False),
@@ -1115,3 +1120,14 @@ def test_kernels_of_an_update_of_bf16_states() -> None:
 def test_an_optimizer_nobody_knows_is_said() -> None:
     assert "optimizer LAMB: as adamw" in run_of(row(optimizer="LAMB")).assumptions
     assert not [note for note in run_of(row(optimizer="AdamW")).assumptions if "optimizer" in note]
+
+
+@pytest.mark.parametrize(("figure", "counted"), [("tflops_per_gpu", True), ("mfu", True), ("step_time_s", False)])
+def test_a_rate_in_flops_needs_no_batch(figure: str, counted: bool) -> None:
+    """As one in tokens: the step is then of as many micro-batches as usual; a time per step of an unknown batch says nothing."""
+    figures = dict.fromkeys(("step_time_s", "tflops_per_gpu", "mfu")) | {figure: 40.0}
+    run = run_of(row(**figures, tflops_def="causal", mfu_def="causal", global_batch=None, micro_batch=None, grad_accum=None))
+    assert (run.scenario is not None) == counted
+    if counted:
+        assert run.measured.step_time_s
+        assert "batch not stated: 32 micro-batches per rank, for a rate" in run.assumptions

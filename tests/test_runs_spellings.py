@@ -81,6 +81,7 @@ def test_an_unknown_recomputation_is_said() -> None:
         ("no CPU offload", ()), ("without CPU", ()), ("off (CPU too small)", ()), ("not on", ()), ("cpu offload disabled", ()),
         ("cpu_offload=False", ()), ("on", ("optimizer",)), ("optimizer on CPU, no parameters", ("optimizer",)),
         ("optimizer (activations not offloaded)", ("optimizer",)), ("activations to CPU", ("activations",)),
+        ("activations of expert_fc1 (fine-grained, fraction 1.0)", ()), ("activations of moe_act; optimizer", ("optimizer",)),
     ],
 )  # fmt: skip
 def test_offload(word: str, parts: tuple[str, ...]) -> None:

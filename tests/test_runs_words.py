@@ -132,7 +132,7 @@ def test_layers_that_rows_cannot_state_are_the_named_model_s(name: str, preset: 
     ],
 )
 def test_offload_that_names_no_part(row: dict[str, Any], parts: set[str]) -> None:
-    assert set(_offload(row, 1).get("offload", {})) == parts
+    assert set(_offload(row, 1, []).get("offload", {})) == parts
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from simpar.evidence.predicted import prediction_of
 from simpar.parallel.layout import Layout
+from simpar.result.memory import first_step_bytes
 from simpar.result.outside import outside_bytes, workspaces
 from simpar.result.result import Result
 from simpar.specs.framework import framework, framework_names
@@ -128,3 +130,20 @@ def test_every_framework_stands_on_the_runtime(name: str) -> None:
 def test_rows_are_in_order_and_have_sources() -> None:
     assert [row.since for row in RUNTIME] == sorted(row.since for row in RUNTIME)
     assert all(row.source for row in RUNTIME)
+
+
+def test_moments_are_not_there_while_the_first_batch_goes_through() -> None:
+    """Apex's and TransformerEngine's Adam make them in the first update: ten bytes per parameter and the activations before it,
+    eighteen after it, whichever is more; every later step has both."""
+    base = {"name": "first", "cluster": {"hardware": "dgx-b200", "num_nodes": 1}, "framework": "megatron-core",
+            "plan": {"tp": 1, "pp": 1, "dp": 8, "zero_stage": 0, "recompute": "none"}}  # fmt: skip
+    for micro, sequence in ((1, 512), (8, 4096)):
+        training = {"sequence_length": sequence, "global_batch_size": 8 * micro, "micro_batch_size": micro}
+        found = simulate(make_scenario({**base, "model": "llama3.2-1b", "training": training}))
+        worst = found.worst_rank
+        static = dict(worst.static)
+        first = first_step_bytes(found.layout, worst)
+        moments = static["optimizer"] * 2 / 3
+        assert first == pytest.approx(max(worst.allocated_bytes - moments, sum(static.values())), rel=1e-6)
+        assert (first == pytest.approx(sum(static.values()))) == (micro == 1)
+        assert prediction_of(found).first_step_bytes == first < worst.allocated_bytes

@@ -13,6 +13,7 @@ import numpy as np
 from simpar.parallel.keys import Compute, Overlapped
 from simpar.readings import outcome_of
 from simpar.result.accounting import account
+from simpar.result.memory import first_step_bytes
 from simpar.specs.scenario import Scenario
 from simpar.specs.site import Site
 
@@ -39,6 +40,7 @@ class Prediction:
         allocated_per_rank, reserved_per_rank: by pipeline rank.
         device_bytes: what the process holds on the device in total: reserved, context, communication buffers.
         state_bytes: parameters, gradients and optimizer state at rest, of the fullest pipeline rank.
+        first_step_bytes: peak allocated in the job's first step, over all ranks.
         memory_error: half-width of the 80 % interval of a peak, as a logarithm.
         fit_probability: chance that the peak fits.
         bubble_fraction: idle share of the pipeline phase.
@@ -62,6 +64,7 @@ class Prediction:
     waterfall: Mapping[str, float] = field(default_factory=dict)
     memory_error: float = ASSUMED_ERROR
     fit_probability: float = 1.0
+    first_step_bytes: float = 0.0
 
 
 class Predictor(Protocol):
@@ -129,6 +132,7 @@ def prediction_of(result: Result) -> Prediction:
         waterfall=dict(result.waterfall()),
         memory_error=result.layout.memory_half_width,
         fit_probability=outcome_of(result).chance_to_fit,
+        first_step_bytes=max(first_step_bytes(result.layout, rank) for rank in result.memory) + more,
     )
 
 
@@ -183,13 +187,15 @@ def memory_of(found: Prediction, kind: str, *, first_rank: bool) -> tuple[float,
     """(Predicted peak in bytes, ends of its interval, band) that a measured one of this kind is compared with.
 
     Args:
-        kind: allocated, reserved or device; another: allocated or reserved, so that anything between the two (the band) is right.
+        kind: allocated, reserved, device or first_step (allocated in the job's first step); another: allocated or reserved, so that
+            anything between the two (the band) is right.
         first_rank: the figure is the first pipeline rank's, not the worst's.
     """
     allocated, reserved = found.allocated_bytes, found.reserved_bytes
     if first_rank:
         allocated, reserved = found.allocated_per_rank[0], found.reserved_per_rank[0]
-    peak = {"allocated": allocated, "reserved": reserved, "device": found.device_bytes}.get(kind)
+    kinds = {"allocated": allocated, "reserved": reserved, "device": found.device_bytes, "first_step": found.first_step_bytes}
+    peak = kinds.get(kind)
     low, high = (allocated, reserved) if peak is None else (peak, peak)
     width = math.exp(found.memory_error)
     return (low + high) / 2, low / width, high * width, (low, high) if peak is None else None

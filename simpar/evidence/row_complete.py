@@ -23,6 +23,8 @@ RATES: Final = (
     "samples_per_s_per_gpu",
 )  # fmt: skip
 """Columns that say how fast a run is whatever its batch, the surest first."""
+FLOP_RATES: Final = ("tflops_per_gpu", "mfu")
+"""Columns that say so where it is known what they count."""
 MICRO_BATCHES_A_STAGE: Final = 8
 """Of a pipeline whose batch is not stated, for each of its ranks: the median over the sources of validation/runs, and what a third
 of them have. One alone would leave all ranks but one idle."""
@@ -70,7 +72,7 @@ def _with_batch(row: dict[str, Any], notes: list[str]) -> None:
     if ranks and length and stated // ((micro or 1) * ranks) > MOST_MICRO_BATCHES and stated % length == 0:
         row["global_batch"] = stated // length
         notes.append(f"global batch of {stated} taken as tokens: {row['global_batch']} sequences")
-    if row.get("global_batch") or not ranks or not ((micro and pieces) or any(row.get(key) for key in RATES)):
+    if row.get("global_batch") or not ranks or not ((micro and pieces) or any(row.get(key) for key in (*RATES, *FLOP_RATES))):
         return
     if not (micro and pieces) and (batch := _batch_of_step(row, (micro or 1) * ranks)):
         row["global_batch"] = batch

@@ -22,11 +22,14 @@ _UNCOUNTED: Final = (
 )
 
 
-_LOGS: Final[tuple[tuple[Month, str], ...]] = (((0, 0), ""), ((2023, 11), "non-causal"), ((2025, 4), "causal"))
-"""What Megatron-LM's --log-throughput counts, from a month on, and Megatron-Bridge's utils/flop_utils.py as it does: model FLOPs
-(training.py num_floating_point_operations: 2748e7c7 of 2023-11; half of the score matrix since 8873b55d of 2025-03, latent
-attention's products since d4f9a6f7 of 2025-04)."""
-_LOGGERS: Final = ("megatron-core", "megatron-bridge")
+_MEGATRON: Final[tuple[tuple[Month, str], ...]] = (((0, 0), ""), ((2023, 11), "non-causal"), ((2025, 4), "causal"))
+_LOGS: Final[dict[str, tuple[tuple[Month, str], ...]]] = {
+    "megatron-core": _MEGATRON, "megatron-bridge": _MEGATRON, "torchtitan": (((0, 0), "non-causal"),),
+}  # fmt: skip
+"""Framework -> what its log counts, from a month on. Megatron-LM's --log-throughput and Megatron-Bridge's utils/flop_utils.py:
+model FLOPs (training.py num_floating_point_operations: 2748e7c7 of 2023-11; half of the score matrix since 8873b55d of 2025-03,
+latent attention's products since d4f9a6f7 of 2025-04). Torchtitan's: active weights but the input embedding, and the score matrix
+whole (12 l h q t of its utils.py of 2024, models/utils.py get_moe_model_nparams_and_flops of 2026-08)."""
 _LEAST_PERCENT: Final = 1.0
 """MFU is in percent; one of at most this may as well be a share of 1, so no step time is taken from it."""
 
@@ -60,10 +63,10 @@ def _as_logged(words: str, scenario: Scenario) -> str:
     if _HARDWARE.search(words) or _WHOLE.search(words) or _CAUSAL.search(words) or not words:
         return words
     name, _ = framework_of({"framework": words})
-    if name not in _LOGGERS:
+    if name not in _LOGS:
         return words
     month = month_of(scenario.framework, scenario.framework_version)
-    return f"{words}: {next(counts for since, counts in reversed(_LOGS) if month >= since)}"
+    return f"{words}: {next(counts for since, counts in reversed(_LOGS[name]) if month >= since)}"
 
 
 def _rate(row: Row, layout: Layout) -> tuple[float, str]:

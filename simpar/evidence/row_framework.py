@@ -34,6 +34,7 @@ FRAMEWORK_PATTERNS: Final = (
     (r"\b(bio)?nemo|nvidia release|\bngc\b", "nemo"),
     (r"primus.*maxtext|maxtext.*primus", "maxtext"),
     (r"megatron|\bmcore\b|megascale|primus|vescale|flagscale|nnscaler", "megatron-core"),
+    (r"\bfast-?llm\b", "fast-llm"),
     (r"meta internal", "llama3-internal"),
     (r"maxtext|\bjax\b|praxis|paxml|\bxla\b", "maxtext"),
     (r"colossal", "colossal-ai"),

@@ -110,7 +110,7 @@ def plan_of(row: Row, framework: FrameworkSpec) -> tuple[dict[str, Any], list[st
     if re.search(r"synchroni[sz]ed optimi[sz]er", str(row.get("notes") or "")):
         plan["synchronous_optimizer"] = True
     plan |= stage_layers(row, framework.pipeline.layer_rounding, pp * plan["virtual_stages"])
-    plan |= _offload(row, pp)
+    plan |= _offload(row, pp, notes)
     return plan, notes
 
 
@@ -180,13 +180,19 @@ def _sharding(row: Row, framework: FrameworkSpec, domain: int, notes: list[str])
     return table
 
 
-def _offload(row: Row, pp: int) -> dict[str, Any]:
+_OFFLOADED_MODULES: Final = r"\b(?:expert_fc1|moe_act|core_attn|attn_(?:norm|proj)|mlp_norm|qkv_linear|dense_mlp)\b"
+"""Activations of some modules, as Megatron-LM's --offload-modules names them."""
+
+
+def _offload(row: Row, pp: int, notes: list[str]) -> dict[str, Any]:
     stated = str(row.get("offload") or "none")
     clauses = [] if denied(stated) else re.split(r"[;,()]", stated)
     text = ", ".join(clause for clause in clauses if not denied(clause))
     table: dict[str, Any] = {}
     if layers := re.search(r"activation.* (\d+) layers", text):
         table["activations"] = min(1.0, int(layers[1]) / max(1.0, int(row["layers"]) / pp))
+    elif re.search(_OFFLOADED_MODULES, text):
+        notes.append("activations of some modules alone go to the host: their copies are not priced, nor is memory less")
     elif "activation" in text:
         table["activations"] = 1.0
     if "optimizer" in text:

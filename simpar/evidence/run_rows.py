@@ -37,6 +37,7 @@ GROUP_KEYS: Final = (
 """The row's own keys that identify a measurement in reports."""
 
 _MEMORY_KINDS: Final[tuple[tuple[str, MemoryKind], ...]] = (
+    (r"^(?!.*reserved).*allocated.*(?:first|\b1) (?:step|iteration)", "first_step"),
     (r"nvidia-smi|rocm-smi|amd-smi|\bnvml\b|whole device|device memory|\bof the device\b", "device"),
     (r"band|allocated or reserved|kind not stated|^not stated", "band"),
     (r"(?:max|peak)[_ ](?:memory[_ ])?reserved|^\s*reserved", "reserved"),

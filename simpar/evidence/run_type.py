@@ -8,7 +8,7 @@ from typing import Any, Literal
 from simpar.evidence.predicted import BubbleOf, Prediction, memory_of
 from simpar.specs.scenario import Scenario
 
-MemoryKind = Literal["allocated", "reserved", "device", "band"]
+MemoryKind = Literal["allocated", "reserved", "device", "first_step", "band"]
 """What a memory figure counts: live bytes, reserved bytes, all that the process holds, or one of the first two."""
 
 

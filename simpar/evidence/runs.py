@@ -50,7 +50,10 @@ EVEN: Final = 0.5
 """A run that fits with less than this chance is called out of memory."""
 FAULT: Final = "a fault in simpar, please report it"
 """Begins the reason of a row whose prediction broke off in a way that simpar does not know."""
-KIND_TITLES: Final = {"allocated": "allocated", "reserved": "reserved", "device": "whole device", "band": "kind not stated"}
+KIND_TITLES: Final = {
+    "allocated": "allocated", "reserved": "reserved", "device": "whole device", "first_step": "allocated, first step",
+    "band": "kind not stated",
+}  # fmt: skip
 """Kind of a memory figure -> its name in the report."""
 
 _OPERATORS: Final[dict[str, Callable[[Any, Any], bool]]] = {

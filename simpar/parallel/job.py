@@ -214,6 +214,8 @@ class Job:
             accumulate_fp32=own.wgrad_accumulation_fusion and self.gradient_dtype == "fp32",
             moe=model.moe if isinstance(model, TokenModel) else None,
             load_factor=self.load_factor if capacity is None else capacity,
+            spare_rows=float(self.plan.ep) if capacity is None and own.static_expert_rows else 1.0,
+            one_hot=capacity is not None and own.one_hot_dispatch,
             casts=self.casts,
             dispatch_bytes=1.0 if training.precision in BELOW_16_BITS and own.fp8_dispatch else 2.0,
             lora_rank=training.lora_rank if training.trainable == "lora" else 0,

@@ -60,7 +60,7 @@ class LocalLayer:
     def __init__(self, layer: Layer, options: SplitOptions) -> None:
         self.layer, self.options = layer, options
         self.degrees, self.element = options.degrees, options.kernels.element
-        self.shards = Shards(layer, options.degrees.placement(options.load_factor))
+        self.shards = Shards(layer, options.degrees.placement(options.load_factor * options.spare_rows))
         self.kernels: tuple[Kernel, ...] = kernels(layer, options.kernels)
         self.cut: Cut = cut(layer, options.kernels, options.recompute)
         self._products: dict[str, tuple[str, float, float, float]] = {}
@@ -104,7 +104,8 @@ class LocalLayer:
             group = self.grouped(node)
             n = self._extent(tuple(a for a in out if a not in rows))
             k = self._extent(tuple(a for a in second if a not in out and a != group))
-            found = self._products[node.name] = (group, self.shards.local(rows, layout), n, k)
+            m = self.shards.local(rows, layout) / (self.options.spare_rows if group else 1.0)
+            found = self._products[node.name] = (group, m, n, k)
         return found
 
     def _extent(self, axes: tuple[str, ...]) -> float:

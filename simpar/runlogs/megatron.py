@@ -16,7 +16,7 @@ from simpar.runlogs.records import Interval
 
 _ITERATION: Final = re.compile(r"iteration:?\s+(\d+)\s*/\s*(\d+)\s*\|")
 _CELL: Final = re.compile(r"^\s*(.+?):\s+(\S+)(?:\s+\(avg [^)]*\))?\s*$")
-_MEMORY: Final = re.compile(r"\[Rank (\d+)\]\s*\(after \d+ iterations\) memory \((MB|GB)\) \|(.*?)(?=\[Rank|$)")
+_MEMORY: Final = re.compile(r"\[Rank (\d+)\]\s*\(after (\d+) iterations\) memory \((MB|GB)\) \|(.*?)(?=\[Rank|$)")
 _STEP_TIME: Final = re.compile(r"Step Time\s*:\s*([\d.,]+)s")
 _WORLD: Final = re.compile(r"using world size:\s*(\d+)(.*)")
 _DEGREES: Final = {
@@ -137,12 +137,12 @@ class Megatron(Parser):
                 self.scalar(name, value)
 
     def _memory(self, found: re.Match[str]) -> None:
-        unit = 2.0**20 if found[2] == "MB" else 1e9  # Megatron says MB and means MiB; Megatron-Bridge counts decimal gigabytes
-        cells = {m[1].strip(): number_of(m[2]) for part in found[3].split("|") if (m := _CELL.match(part))}
+        unit = 2.0**20 if found[3] == "MB" else 1e9  # Megatron says MB and means MiB; Megatron-Bridge counts decimal gigabytes
+        cells = {m[1].strip(): number_of(m[2]) for part in found[4].split("|") if (m := _CELL.match(part))}
         rank = int(found[1])
         for name, value in cells.items():
             plain = name.replace("mem-", "").replace("-gigabytes", "").replace("-", " ")
             if plain in ("max allocated", "max reserved", "max active"):
-                self.memory(plain.removeprefix("max "), value * unit, rank)  # type: ignore[arg-type]
+                self.memory(plain.removeprefix("max "), value * unit, rank, first_step=found[2] == "1")  # type: ignore[arg-type]
         if retries := cells.get("mem-alloc-retires"):
             self.reading.scalars.setdefault("allocator retries", []).append(retries)

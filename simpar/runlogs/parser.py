@@ -96,10 +96,10 @@ class Parser(ABC):
         count = found.count or (step - last if last is not None else max(step, 1))
         self.reading.intervals.append(replace(found, count=count, contains=contains, segment=self.segment))
 
-    def memory(self, kind: MemoryKind, peak_bytes: float, rank: int | None) -> None:
+    def memory(self, kind: MemoryKind, peak_bytes: float, rank: int | None, *, first_step: bool = False) -> None:
         """Add a peak."""
         if 0 < peak_bytes < 1e15:
-            self.reading.memory.append(Memory(kind, peak_bytes, rank))
+            self.reading.memory.append(Memory(kind, peak_bytes, rank, first_step))
 
     def scale(self, step: int, value: float) -> None:
         """Note the loss scale where it changes."""

@@ -184,6 +184,8 @@ def _memory(peaks: Sequence[Memory], found: _Found) -> None:
     kind = next((k for k in ("allocated", "active", "reserved") if k in by_kind), "device")
     ranks = by_kind[kind]
     words = {"active": "max allocated", "device": "nvidia-smi (whole device)"}.get(kind, f"max {kind}")
+    if all(m.first_step for m in peaks if m.kind == kind):
+        words += " in the first step"
     if set(ranks) == {0}:
         words += ", logging rank 0"
     found.columns |= {"mem_gib": round(max(ranks.values()) / 2**30, 4), "mem_kind": words, "mem_unit_as_stated": "GiB"}

@@ -37,11 +37,12 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A peak that a rank reported, bytes."""
+    """A peak that a rank reported, bytes; that of the job's first step before its moments were made, or of later ones."""
 
     kind: MemoryKind
     peak_bytes: float
     rank: int | None = None
+    first_step: bool = False
 
 
 @dataclass

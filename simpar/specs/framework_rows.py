@@ -344,6 +344,18 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
          Row((2024, 2), {"overlap_param_gather": False, "attention": (("", "fa2"),)},
              "configs/7B_sft.py overlap_sync_param=False; flash-attention 2.2.1 (doc/en/install.md)")),
     ),
+    "fast-llm": (
+        "megatron-core",
+        (Row((2024, 9),
+             {"vocabulary_multiple": 1, "dropout": 0.0, "zero_stage_default": 1, "overlap_grad_reduce": True,
+              "overlap_param_gather": True, "attention": (("", "fa2"),), "rocm_attention": "fa2", "gradient_dtype": "fp32",
+              "loss": "fused", "loss_work": LOSS_WORK, "wgrad_accumulation_fusion": False, "gradient_adds": "always"},
+             "ServiceNow/Fast-LLM (released 2024-10): functional/triton has one kernel each for norm, rotation, gated activation, "
+             "cross-entropy (logits turned into their gradient) and Adam over the whole shard; multi_stage/config.py: "
+             "full_precision_gradients, num_grad_buffers and num_weight_buffers for reductions and gathers beside computation; "
+             "functional/linear.py, tensor.py accumulate_gradient: 16-bit weight gradients are copied or added to the fp32 buffer "
+             "by a kernel of their own; flash-attn's kernels"),),
+    ),
     "hai-llm": (
         "megatron-core",
         (Row((2024, 12), {"vocabulary_multiple": 1, "schedule": "dualpipe", "attention": (("", "fa3"),), "fp8_weight_cache": False,
@@ -363,8 +375,12 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
         "",
         (Row((2023, 6),
              {**_TORCH, "compile": True, "abilities": (), "fused_activation": True, "fused_residual": True, "fused_rope": True,
-              "zero_stage_default": 3, "parameter_bytes": 0.0, "attention": (("", "fa2"), ("hopper", "cudnn"))},
-             "MaxText on XLA (SPMD FSDP); fusions by the compiler, assumed equal to a compiled torch graph"),),
+              "zero_stage_default": 3, "parameter_bytes": 0.0, "attention": (("", "fa2"), ("hopper", "cudnn")),
+              "one_hot_dispatch": True, "static_expert_rows": True},
+             "MaxText on XLA (SPMD FSDP); fusions by the compiler, assumed equal to a compiled torch graph; layers/moe.py "
+             "dense_matmul: with a capacity_factor dispatch and combine are einsums of each sequence with its mask "
+             "(BSM,BSEC -> EBCM; EBCM,BSEC -> BSM); without one jax.jit has the buffer of what a rank receives made for the worst "
+             "case before any token is routed (ROCm blog on dropless MoE in MaxText, 2026-06)"),),
     ),
     "llama3-internal": (
         "megatron-core",
