@@ -9,7 +9,7 @@ same; within one, large and small messages apart.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -46,7 +46,7 @@ FEWEST = 12
 """Rows that a band of its own needs."""
 STAND_INS: dict[Key, Key] = {("volta", "nvswitch"): ("ampere", "nvswitch")}
 RCCL = "xgmi"
-"""Machines that run another library: nothing of NCCL's pipelines is known to hold there."""
+"""Scale-up kind of the machines that run another library, measured on one node count: its start and rate hold what peers cost."""
 
 
 @dataclass(slots=True)
@@ -81,6 +81,12 @@ def exchanges(cells: Sequence[Cell]) -> tuple[list[Cell], list[Cell]]:
     return several, [c for c in cells if id(c) not in apart]
 
 
+def pipeline(key: Key, measured: Mapping[str, float]) -> float:
+    """`peer_pipeline_s` of a network: that `measured` on its kind of NIC, else on the kind that lends its constants."""
+    kind = key[2] if key[2] in measured else NETWORKS.get(key[2], "")
+    return 0.0 if key[1] == RCCL else measured.get(kind, 0.0)
+
+
 def fit_all(cells: Sequence[Cell]) -> Fitted:
     """The four stages over all cells."""
     several, cells = exchanges(cells)
@@ -95,9 +101,7 @@ def fit_all(cells: Sequence[Cell]) -> Fitted:
     for key, mine in _keyed((c for c in far if c.key[:2] in result.ups), None).items():
         result.nets[key] = fit_network(mine, result.ups, result.harnesses)
     pipelines = fit_pipelines([c for c in several if c.key in result.nets], result.ups, result.nets, result.harnesses)
-    for key, net in result.nets.items():
-        pipeline = pipelines.get(key[2], pipelines.get(NETWORKS.get(key[2], ""), 0.0))
-        result.nets[key] = net.model_copy(update={"peer_pipeline_s": 0.0 if key[1] == RCCL else pipeline})
+    result.nets = {key: net.model_copy(update={"peer_pipeline_s": pipeline(key, pipelines)}) for key, net in result.nets.items()}
     return result
 
 
