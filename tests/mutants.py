@@ -192,6 +192,9 @@ MUTANTS = (
            "widths.get(name, 0.0) ** 2 +", "widths.get(name, 0.0) +", (SURFACE,)),
     Mutant("a gap of memory is shared by width", "simpar/report/explain.py",
            "(MEMORY_SPREAD.get(name, OTHER_SPREAD) * amount) ** 2", "(MEMORY_SPREAD.get(name, OTHER_SPREAD) * amount)", (SURFACE,)),
+    Mutant("all remote ranks share one pipeline", "simpar/costs/point_to_point.py",
+           "fill(net.peer_pipeline_s, out, remote if g.over_network else 0)", "fill(net.peer_pipeline_s, out)",
+           ("tests/test_collectives_laws.py",)),
     Mutant("late collectives ten times as late", "simpar/live/trace_align.py", "6.0 * spread", "60.0 * spread", (SURFACE,)),
     # -- launch files
     Mutant("a flag misspelt on both sides", "simpar/interop/megatron.py", "--use-tp-pp-dp-mapping", "--use-tp-pp-dp-maping",
