@@ -44,9 +44,10 @@ def placement_of(hardware: HardwareProfile, nodes: int, per_node: int) -> GroupP
     return replace(packed(hardware, nodes * per_node, nodes), concurrent_groups=hardware.gpus_per_node // per_node)
 
 
-def published(name: str) -> CollectiveModel:
-    """A model with NCCL's own constants, whose numbers can be written down."""
-    constants = CollectiveConstants(scale_up=published_scale_up(False), network=published_network(2e-6))
+def published(name: str, pipeline_s: float = 0.0) -> CollectiveModel:
+    """A model with NCCL's own constants, whose numbers can be written down, and `peer_pipeline_s`."""
+    network = published_network(2e-6).model_copy(update={"peer_pipeline_s": pipeline_s})
+    constants = CollectiveConstants(scale_up=published_scale_up(False), network=network)
     return CollectiveModel(load_hardware(name).model_copy(update={"collectives": constants}))
 
 
@@ -141,6 +142,31 @@ def test_all_to_all_is_bound_by_the_nics() -> None:
         bandwidth = bus_bandwidth(model, "all_to_all", 2**34, packed(model.hardware, n, nodes))
         nic = bandwidth * (n - 8) / (n - 1)
         assert 0.9 * 50e9 < nic <= 50e9
+
+
+@pytest.mark.parametrize(("nodes", "fills_us"), [(2, 216.0), (4, 458.3), (16, 1145.9)])
+def test_each_remote_rank_fills_a_pipeline_of_its_own(nodes: int, fills_us: float) -> None:
+    """64 MiB at 2 us a chunk: (n - 8)/n of them at 46 GB/s last T, and n - 8 pipelines one after the other fill in
+    2 sqrt((n - 8) 2 us T): 4 nodes 2 sqrt(24 x 2 us x 1094.2 us)."""
+    plain, filled = published("dgx-h100"), published("dgx-h100", 2e-6)
+    placement = packed(plain.hardware, 8 * nodes, nodes)
+    times = [m.time("all_to_all", 2**26, placement).seconds for m in (plain, filled)]
+    assert (times[1] - times[0]) * 1e6 == pytest.approx(fills_us, rel=1e-3)
+
+
+def test_only_exchanges_over_nics_fill_pipelines() -> None:
+    """Not those of one domain, nor of several in one host; nor other collectives, or one message."""
+    plain, filled = published("dgx-h100"), published("dgx-h100", 2e-6)
+    two = packed(plain.hardware, 16, 2)
+    for collective in COLLECTIVES:
+        same = plain.time(collective, 2**26, two) == filled.time(collective, 2**26, two)
+        assert same == (collective != "all_to_all")
+    one = packed(plain.hardware, 8, 1)
+    assert plain.time("all_to_all", 2**26, one) == filled.time("all_to_all", 2**26, one)
+    plain, filled = published("h100-nvl"), published("h100-nvl", 2e-6)
+    bridged = packed(plain.hardware, 8, 1)
+    assert bridged.num_domains > 1
+    assert plain.time("all_to_all", 2**26, bridged) == filled.time("all_to_all", 2**26, bridged)
 
 
 def test_a_tree_between_two_domains_loads_the_nics_half() -> None:

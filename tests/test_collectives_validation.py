@@ -15,11 +15,13 @@ from simpar.costs.collective_defaults import shipped
 from simpar.errors import InputError
 from simpar.evidence.collective_cells import Cell, cells_of, errors, predict, read_rows
 from simpar.evidence.collective_rows import MACHINES, machine, parse
-from simpar.evidence.collective_stages import fit_network
+from simpar.evidence.collective_stages import fit_network, fit_pipelines
 from simpar.evidence.collectives import CollectiveReport, validate_collectives
 from simpar.evidence.commands import collectives as run
+from simpar.evidence.fit_collectives import exchanges, pipeline
 from simpar.evidence.kernel_rows import expert_rows
 from simpar.evidence.robust import Parameter, minimise
+from simpar.specs.base import data_dir
 from simpar.specs.hardware import profile_names
 
 SHARED = Path(os.environ.get("SIMPAR_SHARED_DATA", Path(__file__).parent / "data" / "measured"))
@@ -112,6 +114,36 @@ def test_a_pcie_box_with_peer_access_extrapolates() -> None:
     assert found is not None
     assert 0 < found.fit.held_out_mape_large <= 0.10
     assert found.fit.mape_large <= 0.06
+
+
+def test_what_a_remote_rank_costs_is_fitted_as_shipped() -> None:
+    """By NIC kind, on the all-to-alls of several node counts, with everything else as shipped."""
+    several, rest = exchanges(cells_of(read_rows(data_dir("validation") / "collectives" / "collectives_fit.csv")))
+    assert {(c.key[2], c.geometry.domains) for c in several} == {("efa", 2**i) for i in range(1, 6)} | {
+        ("roce", 2**i) for i in range(1, 5)
+    }
+    assert any(c.collective == "all_to_all" and c.geometry.domains == 2 for c in rest)  # MI355X: one node count
+    ups = {key[:2]: c.scale_up for key, c in shipped().items() if c.scale_up}
+    nets = {key: c.network for key, c in shipped().items() if c.network}
+    measured = fit_pipelines(several, ups, nets, {})
+    for key, net in nets.items():
+        assert net.peer_pipeline_s == pytest.approx(pipeline(key, measured), rel=1e-4)
+    large, _, _ = errors(several, lambda c: predict(c, ups[c.key[:2]], nets[c.key], {}))
+    assert large <= 0.06
+
+
+def test_kinds_of_nics_lend_what_a_remote_rank_costs() -> None:
+    """InfiniBand and RoCE lend to each other, EFA does not lend; RCCL has none of NCCL's."""
+    keys = [("hopper", "nvswitch", kind) for kind in ("roce", "infiniband", "efa", "tcpx")] + [("cdna3", "xgmi", "roce")]
+    assert [pipeline(key, {"roce": 1.0, "efa": 2.0}) for key in keys] == [1.0, 1.0, 2.0, 0.0, 0.0]
+    assert pipeline(("hopper", "nvswitch", "infiniband"), {"roce": 1.0, "infiniband": 3.0}) == 3.0
+
+
+def test_splits_and_precisions_stand_in_their_columns() -> None:
+    rows = list(read_records(data_dir("validation") / "collectives" / "collectives_fit.csv"))
+    splits = {"fit", "test", "exclude"}
+    assert {row["suggested_split"] for row in rows} == splits
+    assert not {row["precision"] for row in rows} & splits
 
 
 def test_expert_tables_are_understood() -> None:

@@ -40,10 +40,11 @@ def _all_to_all(g: Geometry, up: ScaleUpConstants, net: NetworkConstants) -> lis
             idle = Law("P2P", "Simple", base, near * rounds / n, gamma * (rounds / n) ** 0.5, 32)
             found[1:] = [idle, Law("P2P", "Simple", base + peer.uneven_s, near, gamma, 32)]
         return found
-    out = (n - g.fewest_per_domain) / n / (net.peer_efficiency * g.rank_out_bytes_per_s)
     remote = n - g.fewest_per_domain
-    alpha = peer.base_s + net.peer_base_s + net.peer_s * remote + g.extra_latency_s
-    return [Law("P2P", "Simple", alpha, max(near, out), gamma + fill(net.peer_fill_s, out), 16)]
+    out = remote / n / (net.peer_efficiency * g.rank_out_bytes_per_s)
+    # Over NICs each remote rank's part fills a pipeline of its own, one after the other: as deep as there are remote ranks.
+    gamma += fill(net.peer_fill_s, out) + fill(net.peer_pipeline_s, out, remote if g.over_network else 0)
+    return [Law("P2P", "Simple", peer.base_s + net.peer_base_s + g.extra_latency_s, max(near, out), gamma, 16)]
 
 
 def channels_of_a_pair(ranks: int) -> int:

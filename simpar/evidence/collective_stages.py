@@ -1,4 +1,4 @@
-"""The three fits: links of a scale-up fabric, benchmark programs, networks. Each with the earlier ones fixed."""
+"""The four fits: links of a scale-up fabric, benchmark programs, networks, exchanges. Each with the earlier ones fixed."""
 
 from __future__ import annotations
 
@@ -207,3 +207,19 @@ def fit_network(cells: Sequence[Cell], ups: dict[Key, ScaleUpConstants], harness
         return lambda cell: predict(cell, ups[cell.key[:2]], net, harnesses)
 
     return min((fit(cells, one, network_parameters(one, cells), model_of) for one in starts), key=itemgetter(0))[1]
+
+
+def fit_pipelines(
+    cells: Sequence[Cell], ups: dict[Key, ScaleUpConstants], nets: dict[Key, NetworkConstants], harnesses: Harnesses
+) -> dict[str, float]:
+    """Stage 4: NIC kind -> `peer_pipeline_s`, from all-to-alls of several node counts."""
+    found = {}
+    for kind in sorted({c.key[2] for c in cells}):
+
+        def model_of(one: dict[str, float]) -> Callable[[Cell], Array]:
+            return lambda cell: predict(cell, ups[cell.key[:2]], nested(nets[cell.key], one), harnesses)
+
+        parameter = Parameter("peer_pipeline_s", 0.1 * US, 0.001 * US, 100 * US)
+        mine = [c for c in cells if c.key[2] == kind]
+        found[kind] = fit(mine, {"peer_pipeline_s": 0.0}, [parameter], model_of)[1]["peer_pipeline_s"]
+    return found

@@ -2,23 +2,25 @@
 
 Stages, each with the earlier ones fixed: (1) links of a scale-up fabric, by GPU generation and fabric kind, on groups inside
 one domain; (2) the cost that a benchmark program itself adds; (3) the network, by generation, fabric and NIC kind, on groups
-across domains. All series (hardware, nodes, collective) weigh the same; within one, large and small messages apart.
+across domains; (4) what each remote rank costs an all-to-all, by NIC kind. All series (hardware, nodes, collective) weigh the
+same; within one, large and small messages apart.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
+from simpar.costs.collective_defaults import NETWORKS
 from simpar.errors import InputError
 from simpar.evidence.collective_cells import Cell, Harnesses, Key, cells_of, errors, predict, read_rows
 from simpar.evidence.collective_kernels import band, fit_expert
-from simpar.evidence.collective_stages import NO_NETWORK, fit_harnesses, fit_network, fit_scale_up
+from simpar.evidence.collective_stages import NO_NETWORK, fit_harnesses, fit_network, fit_pipelines, fit_scale_up
 from simpar.evidence.robust import Array
 from simpar.evidence.tables import there
 from simpar.specs.collective_constants import (
@@ -43,6 +45,8 @@ DECADES = (0.0, 2.0**16, 2.0**20, 2.0**24, 2.0**28)
 FEWEST = 12
 """Rows that a band of its own needs."""
 STAND_INS: dict[Key, Key] = {("volta", "nvswitch"): ("ampere", "nvswitch")}
+RCCL = "xgmi"
+"""Scale-up kind of the machines that run another library, measured on one node count: its start and rate hold what peers cost."""
 
 
 @dataclass(slots=True)
@@ -66,8 +70,26 @@ def _keyed(cells: Iterable[Cell], length: int | None) -> dict[Key, list[Cell]]:
     return dict(sorted(found.items()))
 
 
+def exchanges(cells: Sequence[Cell]) -> tuple[list[Cell], list[Cell]]:
+    """All-to-alls across domains of machines measured with several numbers of domains, and all other cells.
+
+    Only these tell what a remote rank costs from what the start does; all else is fitted without them.
+    """
+    far = _keyed((c for c in cells if c.collective == "all_to_all" and c.geometry.domains > 1), None)
+    several = [c for mine in far.values() if len({c.geometry.domains for c in mine}) > 1 for c in mine]
+    apart = {id(c) for c in several}
+    return several, [c for c in cells if id(c) not in apart]
+
+
+def pipeline(key: Key, measured: Mapping[str, float]) -> float:
+    """`peer_pipeline_s` of a network: that `measured` on its kind of NIC, else on the kind that lends its constants."""
+    kind = key[2] if key[2] in measured else NETWORKS.get(key[2], "")
+    return 0.0 if key[1] == RCCL else measured.get(kind, 0.0)
+
+
 def fit_all(cells: Sequence[Cell]) -> Fitted:
-    """The three stages over all cells."""
+    """The four stages over all cells."""
+    several, cells = exchanges(cells)
     near, far = [c for c in cells if c.geometry.domains == 1], [c for c in cells if c.geometry.domains > 1]
     plain = _keyed((c for c in near if not c.harness and c.key[:2] not in STAND_INS), 2)
     result = Fitted({key: fit_scale_up(key, mine, {}) for key, mine in plain.items()})
@@ -78,6 +100,8 @@ def fit_all(cells: Sequence[Cell]) -> Fitted:
                 result.ups[key] = fit_scale_up(key, mine, result.harnesses)
     for key, mine in _keyed((c for c in far if c.key[:2] in result.ups), None).items():
         result.nets[key] = fit_network(mine, result.ups, result.harnesses)
+    pipelines = fit_pipelines([c for c in several if c.key in result.nets], result.ups, result.nets, result.harnesses)
+    result.nets = {key: net.model_copy(update={"peer_pipeline_s": pipeline(key, pipelines)}) for key, net in result.nets.items()}
     return result
 
 
@@ -202,7 +226,8 @@ def run(data: Path, out: Path) -> int:
     programs = {name: {"added_s": added, "rate": rate} for name, (added, rate) in sorted(result.harnesses.items())}
     text = HEADER + HARNESSES + toml(programs, number="{:.5g}".format)
     (out / "benchmark_programs.toml").write_text(text, encoding="utf-8")
-    found = finished(cells, result)
+    several, rest = exchanges(cells)
+    found = finished(rest, result)
     for key, constants in found.items():
         _write(out, key, constants)
     add_kernels(path.parent, out, found)
@@ -212,6 +237,9 @@ def run(data: Path, out: Path) -> int:
             if r is not None:
                 print(f"{' '.join(key):36s} {part:8s} {r.series:3d} series {r.rows:5d} rows  >=1 MiB {r.mape_large:6.1%}  "
                       f"below {r.mape_small:6.1%}  held out {r.held_out_mape_large:6.1%}")  # fmt: skip
+    for key, mine in _keyed(several, None).items():
+        print(f"{' '.join(key):36s} exchange {len(mine):3d} series {sum(len(c.bytes_) for c in mine):5d} rows  "
+              f">=1 MiB {errors(mine, result.predict)[0]:6.1%}")  # fmt: skip
     large, small, by_series = errors(cells, result.predict)
     print(f"all {len(by_series)} series: >=1 MiB {large:.1%}, below {small:.1%}")
     return 0

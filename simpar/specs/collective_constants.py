@@ -148,7 +148,8 @@ class NetworkConstants(Spec):
     low_latency_bytes: Positive = math.inf
     """Trees take LL and LL128 up to this message, whatever is faster (the tuner's choice)."""
     peer_base_s: NonNegative
-    peer_s: NonNegative = 0.0
+    peer_pipeline_s: NonNegative = 0.0
+    """Overhead of a chunk in the pipelines of an all-to-all, one for each rank in another domain."""
     peer_efficiency: Fraction
     peer_fill_s: NonNegative = 0.0
     fit: CollectiveFit = CollectiveFit()
