@@ -649,6 +649,7 @@ def test_half_of_fp16_alone() -> None:
 
 @pytest.mark.parametrize(("name", "version", "base", "inputs"), [
     ("transformers", "2024-06", "nf4", True), ("transformers", "2024-08", "nf4", False), ("transformers", "2024-06", "auto", False),
+    ("transformers", "2024-06", "fp32", False),
     ("lit-gpt", "2024-06", "nf4", True), ("lit-gpt", "2024-09", "nf4", False), ("torchtune", "2024-06", "nf4", False),
 ])  # fmt: skip
 def test_products_of_bitsandbytes_kept_their_inputs(name: str, version: str, base: str, inputs: bool) -> None:

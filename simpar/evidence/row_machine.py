@@ -316,7 +316,7 @@ def _links(row: Row, hardware: HardwareProfile, notes: list[str]) -> dict[str, A
     """Boards of a profile with links of their own in a machine that says it has none: they meet over PCIe."""
     pcie = hardware.node.pcie_bandwidth.value
     own = hardware.scale_up.bandwidth.value
-    if hardware.scale_up.kind == "pcie" or not 0 < pcie < own or not _UNLINKED.search(str(row.get("interconnect") or "")):
+    if not 0 < pcie < own or not _UNLINKED.search(str(row.get("interconnect") or "")):
         return {}
     notes.append(f"no NVLink: GPUs meet at {pcie * 1e-9:g} GB/s of PCIe")
     return {"scale_up_bandwidth_scale": pcie / own}
