@@ -589,8 +589,67 @@ def test_frozen_weights_rest_in_the_format_of_the_base(base: str, each: float) -
     assert frozen == pytest.approx(each * IN_MATMULS + 2.0 * OUTSIDE, rel=1e-3)
 
 
+@pytest.mark.torch
+def test_frozen_weights_of_fp32_leave_16_bit_copies_behind() -> None:
+    """torch.autocast casts a frozen weight for each product without a cache; autograd keeps that copy for its input's gradient."""
+    torch = pytest.importorskip("torch")
+    linear = torch.nn.Linear(48, 80, bias=False).requires_grad_(False)
+    kept: list[tuple[Any, int]] = []
+
+    def pack(t: Any) -> Any:
+        kept.append((t.dtype, t.nbytes))
+        return t
+
+    with torch.autocast("cpu", torch.bfloat16), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        linear(torch.randn(8, 48, requires_grad=True))
+    assert kept == [(torch.bfloat16, 2 * 48 * 80)]
+
+    def held(recompute: str = "none", zero: int = 0, gpus: int = 1) -> float:
+        plan = {"recompute": recompute, "zero_stage": zero}
+        layout = prepare(small("transformers", gpus, plan=plan, trainable="lora", lora_rank=8, base_weights="fp32")).layout
+        return sum(layout.frozen_bytes(b) * (b.dense_parameters + b.expert_parameters) for b in layout.stage_blocks[0])
+
+    embedding = VOCABULARY * HIDDEN
+    assert held() == 6.0 * WEIGHTS - 2.0 * embedding
+    assert held("full") == held(zero=3, gpus=2) == 4.0 * WEIGHTS
+
+
+def test_frozen_weights_of_fp32_are_cast_in_a_forward_and_make_an_fp32_stream() -> None:
+    narrow, wide = (
+        prepare(small("transformers", version="2024-04", plan={"recompute": "none"}, trainable="lora", base_weights=base)).layout
+        for base in ("auto", "fp32")
+    )
+    assert (narrow.kernels.autocast, wide.kernels.autocast) == ("", "own")
+    block = wide.stage_blocks[0][1]
+    moved = sum(op.work.bytes_moved for op in block.forward if op.name.endswith(".autocast") and isinstance(op.work, MemoryWork))
+    assert moved >= 6.0 * IN_MATMULS / LAYERS
+    assert not any(op.name.endswith(".autocast.backward") for op in block.backward)
+    assert not any(op.name.endswith(".dequantise") for op in block.forward)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("torchtune", {}), ("transformers", {"pure_bf16": True}), ("transformers", {"precision": "tf32"}), ("plain", {})],
+)
+def test_frozen_weights_of_fp32_need_autocast(name: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="base_weights"):
+        lora(name, base_weights="fp32", **changes)
+
+
+def test_half_of_fp16_alone() -> None:
+    """Weights that a loop turns into fp16 whole: two bytes each of weight, gradient and either moment, and nothing in fp32."""
+    usual, whole = (small("transformers", version="2024-05", precision="fp16", pure_bf16=pure) for pure in (None, True))
+    assert (prepare(usual).layout.pure_bf16, prepare(whole).layout.pure_bf16) == (False, True)
+    found = resting(whole)
+    assert (found["parameters"], found["optimizer"]) == (2.0 * WEIGHTS, 4.0 * WEIGHTS)
+    assert prepare(whole).layout.state_bytes.gradient == 2.0
+    with pytest.raises(InputError, match="pure_bf16"):
+        small("transformers", precision="fp32", pure_bf16=True)
+
+
 @pytest.mark.parametrize(("name", "version", "base", "inputs"), [
     ("transformers", "2024-06", "nf4", True), ("transformers", "2024-08", "nf4", False), ("transformers", "2024-06", "auto", False),
+    ("transformers", "2024-06", "fp32", False),
     ("lit-gpt", "2024-06", "nf4", True), ("lit-gpt", "2024-09", "nf4", False), ("torchtune", "2024-06", "nf4", False),
 ])  # fmt: skip
 def test_products_of_bitsandbytes_kept_their_inputs(name: str, version: str, base: str, inputs: bool) -> None:

@@ -195,7 +195,10 @@ def _sharding_hooks_s(layout: Layout, price: BlockPrice, phase: str) -> float:
     if not layout.gathers_by_layer:
         return 0.0
     host, backward = layout.framework.host, phase != "F"
-    return host.fsdp_group_cpu_s[backward] + price.weights * host.fsdp_weight_cpu_s[backward]
+    each = host.fsdp_group_cpu_s[backward]
+    # A pair inside a checkpointed layer is gathered once more for its second forward.
+    pair = each + (host.fsdp_group_cpu_s[0] if backward and price.repeats_modules else 0.0)
+    return each + price.weights * host.fsdp_weight_cpu_s[backward] + price.pairs * host.fsdp_pair_groups * pair
 
 
 def _checks_s(layout: Layout, price: BlockPrice, phase: str) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from simpar.evidence.row_values import Row
+from simpar.evidence.row_values import SAID, Row
 from simpar.specs.framework import FrameworkSpec
 
 _SEVERAL: Final = 4
@@ -24,7 +24,10 @@ _SPOKEN: Final = re.compile(
 _FULL_NAME: Final = re.compile(rf"\b({_NAME})_proj\b", re.IGNORECASE)
 _MEGATRON_NAME: Final = re.compile(r"\blinear_(qkv|proj|fc[12]|(?:q|kv)(?:_down|_up)?_proj)\b", re.IGNORECASE)
 """Megatron-Core's products (transformer/attention.py, mlp.py, multi_latent_attention.py), as Megatron-Bridge's LoRA names them."""
-_BASES: Final = ((r"nf4|qlora|4-?bit|\bint4\b", "nf4"), (r"int8|8-?bit base", "int8"))
+_BASES: Final = (
+    (r"nf4|qlora|4-?bit|\bint4\b", "nf4"), (r"int8|8-?bit base", "int8"),
+    (rf"{SAID}(?:base|frozen)(?: model(?:'s)?)?(?: weights)?(?: are| rest)?(?: loaded)? (?:in|of) (?:fp|float)32\b", "fp32"),
+)  # fmt: skip
 
 
 def adapted(row: Row) -> bool:

@@ -84,6 +84,13 @@ NEAREST: Final = (
 )
 """Frameworks without rows of their own, the nearest that has some, and why."""
 
+_TORCH_ALONE: Final = re.compile(
+    r"(?:(?:plain|native|vanilla|pure|raw|eager|own|custom|training) )*(?:py)?torch(?: ?v?[\d.]+\S*)?"
+    r"(?: (?:ddp|distributed ?data ?parallel|loop|script))?",
+    re.IGNORECASE,
+)
+"""A framework that is torch and nothing on top of it, whatever its source is called."""
+
 _STAND_INS: Final = re.compile(
     r"neox\b|lit[- ]?llama|megascale|primus|vescale|flagscale|nnscaler|praxis|paxml|fairscale|metaseq|lightning|"
     r"transformers|axolotl|llama[- ]?factory",
@@ -174,7 +181,7 @@ def framework_of(row: Row) -> tuple[str, list[str]]:
     name, notes = _named(stated)
     if name is None and "mlperf" in source.lower():
         name, notes = "nemo", ["MLPerf language models: NeMo"]
-    if name is None:
+    if name is None and _TORCH_ALONE.fullmatch(stated.strip()) is None:
         name, notes = _named(source)
     if re.search("deepspeed", str(row.get("fsdp") or ""), re.IGNORECASE) and name in _DRIVERS:
         return "deepspeed", [f"framework {stated!r}: as deepspeed, which shards its states"]
@@ -299,8 +306,20 @@ def attention_of(row: Row, usual: str = "", month: Month = NEWEST) -> str:
     return "unfused" if row.get("flash_attention") is False else "auto"
 
 
+_DROPOUT: Final = re.compile(
+    r"(?<!no )(?<!without )(?<!lora )(?<!lora_)(?<!adapter )"
+    r"\bdropout[ _]?(?:prob(?:ability)?|p|rate)?[ :=]{1,3}(?:of )?(0?\.\d+)(?![\d%])"
+    r"|\b(?:no|without) dropout\b",
+    re.IGNORECASE,
+)
+"""A model's dropout in words; that of adapters is theirs (row_adapters)."""
+
+
 def dropout_of(row: Row, conventions: Conventions) -> float | None:
-    """As stated; none where the model's own code runs, which has what its file states; else the framework's."""
+    """As stated, in its column or the notes; none where the model's own code runs, which has what its file states; else the
+    framework's."""
     if row.get("dropout") is not None:
         return float(row["dropout"])
+    if said := _DROPOUT.search(str(row.get("notes") or "")):
+        return 0.0 if said[1] is None else float(said[1])
     return None if conventions.model_dropout else conventions.dropout

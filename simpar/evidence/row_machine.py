@@ -78,7 +78,9 @@ MACHINES: Final = (
     MachineRule("V100.*", "dgx1-v100-32gb"),
     MachineRule("(RTX[- ]?)?5090.*", "rtx-5090"),
     MachineRule("(RTX[- ]?)?PRO[- ]?6000.*", "rtx-pro-6000"),
+    MachineRule("(RTX[- ]?)?PRO[- ]?4000(?!.*SFF).*", "rtx-pro-4000"),
     MachineRule("(RTX[- ]?)?4090.*", "rtx-4090"),
+    MachineRule("(RTX[- ]?)?3090[- ]?Ti.*", "rtx-3090-ti"),
     MachineRule("(RTX[- ]?)?3090.*", "rtx-3090"),
     MachineRule("(RTX[- ]?)?6000[- ]?Ada.*", "rtx-6000-ada"),
     MachineRule("(RTX[- ]?)?A6000", "rtx-a6000"),
@@ -134,13 +136,21 @@ are its own."""
 _OF_A_GPU: Final = re.compile(r"(per|/|each)\s*GPU", re.IGNORECASE)
 _OF_A_NODE: Final = re.compile(r"(per|/|each)\s*(node|server|host|machine|instance)", re.IGNORECASE)
 
+_UNLINKED: Final = re.compile(
+    r"\b(?:no|without|w/o|lacks?) (?:any |an? )?nv-?links?\b"
+    r"|\bnv-?links? (?:is |are )?(?:not (?:used|available|present)|absent|off|disabled)\b",
+    re.IGNORECASE,
+)
+"""That GPUs of one node have no links of their own."""
+
 _MEMORY_LAST: Final = re.compile(r"[\s(,-]+\d+\s*G(?:i?B)?\)?$", re.IGNORECASE)
 
 
 def node_gigabits(text: str, gpus_per_node: int) -> float | None:
     """Network bandwidth of one node that `text` states, in Gb/s and one direction, or None.
 
-    Only part of the text that speaks of compute links counts; storage and management links are left out.
+    Only part of the text that speaks of compute links counts; storage and management links are left out. A rate alone, which may
+    be one adapter's, is all that a node of one GPU has.
 
     >>> node_gigabits("4 x 100Gb RoCE per node", 8)
     400.0
@@ -150,6 +160,8 @@ def node_gigabits(text: str, gpus_per_node: int) -> float | None:
     400.0
     >>> node_gigabits("2 x dual-port HDR100 (4 x 100 Gb/s) InfiniBand per node", 4)
     400.0
+    >>> node_gigabits("24.6 Gbps Ethernet", 1), node_gigabits("24.6 Gbps Ethernet", 8)
+    (24.6, None)
     """
     # A count with a rate in brackets says the same once more.
     if (again := _IN_BRACKETS.search(text)) is not None and _COUNT.search(again[1]) and _RATE.search(again[1]):
@@ -171,7 +183,7 @@ def _part(text: str, gpus_per_node: int) -> float | None:
         return rate * gpus_per_node
     counts = [float(next(filter(None, found.groups()))) for found in _COUNT.finditer(text)]
     counts += [float(number) for word, number in _PAIRS if re.search(rf"\b{word}\b", text, re.IGNORECASE)]
-    if not counts and not _OF_A_NODE.search(text):
+    if not counts and not _OF_A_NODE.search(text) and gpus_per_node > 1:
         return None
     for count in counts:
         rate *= count
@@ -276,7 +288,7 @@ def _cluster(row: Row, profile: str) -> Machine:
     pieces = _PIECES.search(str(row.get("interconnect") or ""))
     if 0 < (domain := row.get("domain_size") or (int(pieces[1]) if pieces else 0)) < hardware.domain_size:
         cluster["domain_size"] = domain
-    cluster |= _memory(row, hardware, notes)
+    cluster |= _memory(row, hardware, notes) | _links(row, hardware, notes)
     return Machine(cluster, notes)
 
 
@@ -298,6 +310,16 @@ def _network(row: Row, hardware: HardwareProfile, notes: list[str]) -> dict[str,
         return {"nics_per_node": count}
     notes[-1] += f" at {rest:.3g} of their rate"
     return {"nics_per_node": count, "nic_bandwidth_scale": rest}
+
+
+def _links(row: Row, hardware: HardwareProfile, notes: list[str]) -> dict[str, Any]:
+    """Boards of a profile with links of their own in a machine that says it has none: they meet over PCIe."""
+    pcie = hardware.node.pcie_bandwidth.value
+    own = hardware.scale_up.bandwidth.value
+    if not 0 < pcie < own or not _UNLINKED.search(str(row.get("interconnect") or "")):
+        return {}
+    notes.append(f"no NVLink: GPUs meet at {pcie * 1e-9:g} GB/s of PCIe")
+    return {"scale_up_bandwidth_scale": pcie / own}
 
 
 def _memory(row: Row, hardware: HardwareProfile, notes: list[str]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from simpar.evidence.row_encoder import encoder_of, encodes
 from simpar.evidence.row_machine import CannotExpress
 from simpar.evidence.row_values import Row
 from simpar.specs.architecture import ArchitectureSpec
+from simpar.specs.framework_conventions import Conventions
 from simpar.specs.models_io import load_model, model_names
 
 GPT2_VOCAB: Final = 50257
@@ -34,6 +35,14 @@ _FAMILIES: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
 )
 """Pattern in model_name -> fields (config.json of the published checkpoints)."""
 
+
+_OWN_CODE: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
+    (r"gpt-?2(?![.\d])", {"activation": "gelu_new", "dropout": 0.1}),
+    (r"gpt-?neo(?!-?x)", {"activation": "gelu_new"}),
+    (r"\bopt-?\d", {"dropout": 0.1}),
+)
+"""Pattern in model_name -> what transformers' code of the published checkpoint does (config.json: activation_function, resid_pdrop,
+dropout) and columns that say "gelu" do not."""
 
 _POSITIONS: Final = (("nope", "none"), ("absolute", "learned"))
 """Other words for positions."""
@@ -106,6 +115,20 @@ def model_of(row: Row) -> tuple[dict[str, Any], list[str]]:
     if row.get("mtp_layers"):
         table["num_nextn_predict_layers"] = int(row["mtp_layers"])
     return table, notes
+
+
+def in_its_own_code(model: dict[str, Any], conventions: Conventions) -> dict[str, Any]:
+    """`model` with what its published code does beyond the columns, where a framework runs that code.
+
+    >>> from simpar.specs.framework import framework
+    >>> gpt = {"kind": "transformer", "name": "gpt2-medium", "activation": "gelu"}
+    >>> [in_its_own_code(gpt, framework(name).conventions)["activation"] for name in ("transformers", "torch-autocast")]
+    ['gelu_new', 'gelu']
+    """
+    if not conventions.model_dropout or model.get("kind") != "transformer":
+        return model
+    own = next((own for pattern, own in _OWN_CODE if re.search(pattern, str(model["name"]), re.IGNORECASE)), {})
+    return {**model, **{key: value for key, value in own.items() if key != "activation" or model["activation"] == "gelu"}}
 
 
 def _style(row: Row) -> str:

@@ -45,7 +45,12 @@ OPTIMIZERS: Final = (
     (r"bf16 (moments|states)|(moments|states) (in|of) bf16|precision-aware(?!.*fp32 moments)", "adamw-bf16-moments"),
     (r"muon", "muon"),
     (r"adafactor", "adafactor"),
+    (r"sgd(?!.*momentum)|sgd.*\b(?:no|without|zero) momentum|sgd.*momentum[ =:]*0(?:\.0)?(?![.\d])", "sgd"),
     (r"sgd", "sgd-momentum"),
+    (
+        r"^\W*(?:none|no(?:t| optimizer)?)\b|\b(?:no|without(?: an?)?) optimizer\b|forward (?:and|\+) backward (?:only|alone)",
+        "none",
+    ),
     (r"adamw", "adamw"),
     (r"adam", "adam"),
 )
@@ -62,6 +67,7 @@ LOSSES: Final = (
     (r"fused linear cross.entropy|\blinear cross.entropy", "linear"),
     (rf"cross.entropy fusion on|\bfoak\b|unsloth|{SAID}fused cross.entropy|\bxentropy\b", "fused"),
     (r"chunked cross.entropy", "chunked"),
+    (r"cross.entropy (?:of|on|over) (?:the )?(?:16-bit|bf16|fp16) logits", "half"),
     (r"(?:un|non)-?fused cross.entropy|logits (?:are )?(?:cast|turned|converted)? ?(?:in)?to (?:fp32|float)", "unfused"),
 )
 """Pattern in the notes -> the loss that a run names."""
@@ -165,6 +171,8 @@ def _sharding(row: Row, framework: FrameworkSpec, domain: int, notes: list[str])
     elif stage == 0 and framework.conventions.bf16_shards_states and stated_precision(row) == "bf16":
         stage = 1
         notes.append("bf16 without ZeRO shards the optimizer's states here, as stage 1 does")
+    if stage == 2 and re.search(r"shard_grad_op", fsdp, re.IGNORECASE):
+        stage = 3  # named after ZeRO-2, but weights rest in shards too and are gathered for the first forward (torch FSDP)
     table: dict[str, Any] = {"zero_stage": int(stage)}
     if fsdp == "" or re.search(r"not reshard|shard_grad_op|reshard_after_forward\W+(never|false|off|no)\b", fsdp, re.IGNORECASE):
         table["reshard_after_forward"] = fsdp == ""

@@ -20,7 +20,7 @@ from simpar.evidence.row_complete import RATES, completed
 from simpar.evidence.row_flops import seconds_from_flops, uncounted
 from simpar.evidence.row_framework import framework_of, month_of_row, precision_of
 from simpar.evidence.row_machine import CannotExpress, machine_of
-from simpar.evidence.row_model import SHIPPED, model_of
+from simpar.evidence.row_model import SHIPPED, in_its_own_code, model_of
 from simpar.evidence.row_open import open_facts, with_sets
 from simpar.evidence.row_plan import plan_of, training_of
 from simpar.evidence.row_values import Row, read_values
@@ -160,6 +160,7 @@ def table_of(row: Row, name: str = "run") -> tuple[dict[str, Any], tuple[str, ..
     precision, more = precision_of(row, month, machine.cluster["hardware"])
     notes += more
     model, model_notes = (row[SHIPPED], []) if row.get(SHIPPED) else model_of(row)
+    model = in_its_own_code(model, semantics.conventions)
     plan, plan_notes = plan_of(row, semantics)
     training, training_notes = training_of(row, semantics, precision, month)
     if (

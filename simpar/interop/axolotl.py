@@ -45,6 +45,8 @@ def _rules(scenario: Scenario) -> Iterator[Violation]:
     yield from whole_activations(scenario, "axolotl")
     if plan.cp > 1 and plan.cp_style != "ring":
         yield Violation("plan.cp_style", plan.cp_style, "axolotl passes keys and values in a ring", "ring")
+    if scenario.training.base_weights == "fp32":
+        yield Violation("training.base_weights", "fp32", "axolotl loads frozen weights in 16 bits or fewer", "auto")
     if not huggingface.uses_deepspeed(scenario):
         yield from offloaded_together(scenario)
 

@@ -107,10 +107,11 @@ def training_arguments(scenario: Scenario) -> dict[str, Any]:
 def sft_arguments(scenario: Scenario) -> dict[str, Any]:
     """Fields of TRL's SFTConfig, ModelConfig and ScriptArguments beside those of TrainingArguments."""
     training = scenario.training
+    narrow = training.trainable == "lora" and training.base_weights != "fp32"
     found: dict[str, Any] = {
         **training_arguments(scenario), "model_name_or_path": hub_name(scenario), "dataset_name": "trl-lib/Capybara",
         "max_length": training.sequence_length, "packing": True, "attn_implementation": "flash_attention_2",
-        "dtype": "bfloat16" if rests_in_bf16(scenario) or training.trainable == "lora" else "float32",
+        "dtype": "bfloat16" if rests_in_bf16(scenario) or narrow else "float32",
         "activation_offloading": scenario.plan.offload.activations == 1.0,
     }  # fmt: skip
     if training.cross_entropy == "tiled":

@@ -64,8 +64,8 @@ def _rules(scenario: Scenario) -> Iterator[Violation]:
         yield Violation("model", name, "no builder of torchtune is known for it here", f"one of {', '.join(_MODELS)}")
     if training.precision == "fp16":
         yield Violation("training.precision", "fp16", "torchtune trains in bf16 or fp32", "bf16 or fp32")
-    if training.base_weights == "int8":
-        yield Violation("training.base_weights", "int8", "torchtune's QLoRA is nf4", "nf4, nf4-double or auto")
+    if training.base_weights in ("int8", "fp32"):
+        yield Violation("training.base_weights", training.base_weights, "torchtune's QLoRA is nf4", "nf4, nf4-double or auto")
     if training.trainable == "lora" and (plan.tp > 1 or plan.cp > 1 or plan.shard_size or training.optimizer_in_backward):
         yield Violation(
             "training.trainable", "lora", "torchtune's LoRA recipes shard over all ranks and update after the backward", "all"

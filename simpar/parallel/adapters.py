@@ -19,7 +19,8 @@ def pairs_of_run(training: TrainingSpec, library: Kernels, *, wide: bool, compil
     """How the pairs of a run compute; None where it has none.
 
     Under autocast, which a run of pure bf16 has not, peft's layers on bitsandbytes cast nothing (tuners/lora/bnb.py:
-    requires_conversion). A compiler joins the two casts, and draws the dropped elements again from their seed.
+    requires_conversion), nor do those beside weights of fp32, whose inputs are. A compiler joins the two casts, and draws the
+    dropped elements again from their seed.
     """
     if training.trainable != "lora":
         return None

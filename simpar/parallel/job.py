@@ -133,16 +133,17 @@ class Job:
             row_probability_bytes=2.0 if plan.ep_dispatcher == "alltoall" else 4.0,
             autocast=("joined" if compiled else "own") if self._autocast else "",
             autocast_powers=spec.optimizer.autocast and training.precision in ("bf16", "fp16"),
-            frozen_inputs=own.quantised_inputs and training.base_weights != "auto",
+            frozen_inputs=own.quantised_inputs and training.base_weights in BASE_BYTES,
             pairs=pairs_of_run(training, own, wide=self._fp32_adapters, compiled=compiled),
         )
 
     @property
     def _autocast(self) -> bool:
-        """Whether unsharded weights of fp32 are trained under autocast."""
+        """Whether unsharded weights of fp32 are trained, or stand beside adapters, under autocast."""
         training, own = self.training, self.framework.optimizer
-        trains = training.trainable == "all" and training.precision in ("bf16", "fp16")
-        return own.autocast and self.plan.zero_stage == 0 and trains and not self.pure_bf16
+        wide = training.trainable == "all" or training.base_weights == "fp32"
+        under = own.autocast and training.precision in ("bf16", "fp16")
+        return under and wide and self.plan.zero_stage == 0 and not self.pure_bf16
 
     @property
     def _fp32_adapters(self) -> bool:
@@ -364,9 +365,9 @@ class Job:
 
     @cached_property
     def pure_bf16(self) -> bool:
-        """Trained weights, gradients and optimizer states rest in bf16 without an fp32 copy."""
+        """Trained weights, gradients and optimizer states rest in 16 bits without an fp32 copy; in fp16 where a run says so."""
         own, chosen = self.framework.optimizer, self.training.pure_bf16
-        if self._full_precision or self.training.precision == "fp16" or self._fp32_adapters:
+        if self._full_precision or self._fp32_adapters or (self.training.precision == "fp16" and not chosen):
             return False
         fp32_shards = self.plan.zero_stage > 0 and own.sharded_weights_fp32
         return own.pure_bf16 and not fp32_shards if chosen is None else chosen

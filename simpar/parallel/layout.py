@@ -285,7 +285,11 @@ class Layout(Job):
         return {}
 
     def frozen_bytes(self, block: LocalBlock) -> float:
-        """Bytes per frozen weight of a block under low-rank adaptation; only matrices of layers are ever quantised."""
+        """Bytes per frozen weight of a block under low-rank adaptation; only matrices of layers are ever quantised. Of one in fp32
+        autograd keeps the 16-bit copy that a product read, as its input's gradient is made with it."""
+        if self.training.base_weights == "fp32":
+            copied = block.name != "embedding" and self.plan.zero_stage < 3 and self.recompute.granularity == "none"
+            return 6.0 if copied else 4.0
         base = BASE_BYTES.get(self.training.base_weights)
         if base is None or block.name in ("embedding", "head"):
             return self.state_bytes.parameter or self.framework.optimizer.frozen_bytes

@@ -51,11 +51,12 @@ TRANSFORMERS: Final = (
     Row((2023, 9), {"attention": (("", "fa2"),)}, "transformers with FlashAttention 2"),
     Row(
         (2024, 5),
-        {"adapters": "fp32"},
+        {"adapters": "fp32", "fsdp_pair_groups": 2},
         "peft PR 1706 (autocast_adapter_dtype): adapters of 16-bit models are fp32; tuners/lora/layer.py Linear.forward casts the "
-        "input to their dtype, from which autocast casts back what F.linear multiplies; under FSDP each pair is a unit of its own "
-        "(utils/other.py fsdp_auto_wrap_policy), whose fp32 shards the layer sees when it asks. DeepSpeed turns the module into "
-        "16 bits, and nothing is cast",
+        "input to their dtype, from which autocast casts back what F.linear multiplies; under FSDP A and B are units of their own "
+        "(utils/other.py fsdp_auto_wrap_policy: every module without children whose weight is trained), whose fp32 shards the "
+        "layer sees when it asks; the Trainer asks for that policy whenever the model is peft's (trainer.py "
+        "_fsdp_qlora_plugin_updates, PR 29587, 2024-03). DeepSpeed turns the module into 16 bits, and nothing is cast",
     ),
     Row(
         (2024, 12),

@@ -31,6 +31,7 @@ class Host(Policy):
             parts, and its gradient reduced out of one: each part takes the host as long as a launch (DeepSpeed's ZeRO-3 of 2021).
         fsdp_group_cpu_s, fsdp_weight_cpu_s: host time of the hooks around a fully sharded group in a forward and in a backward, and
             what each of its weights adds (torch FSDP).
+        fsdp_pair_groups: groups that the two weights of a low-rank pair are, each with hooks of its own inside the layer's.
         adapter_cpu_s: host time of the modules of a low-rank pair in a forward, beside its kernels and the linear's own module.
         optimizer_cpu_s: host time of one optimizer step outside its kernels (scaler, scheduler, logging).
         optimizer_tensor_cpu_s: host time of gradient norm and update for each parameter tensor.
@@ -52,6 +53,7 @@ class Host(Policy):
     fsdp_rank_lists: bool = False
     fsdp_group_cpu_s: tuple[float, float] = (0.0, 0.0)
     fsdp_weight_cpu_s: tuple[float, float] = (0.0, 0.0)
+    fsdp_pair_groups: int = 0
     adapter_cpu_s: float = 0.0
     optimizer_cpu_s: float = 2e-3
     optimizer_tensor_cpu_s: float = 0.0

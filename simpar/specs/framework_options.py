@@ -42,9 +42,15 @@ def missing_options(scenario: Scenario, spec: FrameworkSpec, having: Callable[[A
 def option_conflicts(scenario: Scenario, spec: FrameworkSpec) -> Iterator[Violation]:
     """Options that exclude one another, or that mean nothing beside the rest of the scenario."""
     training, plan = scenario.training, scenario.plan
-    if training.pure_bf16 and training.precision in ("fp32", "tf32", "fp16"):
+    if training.pure_bf16 and training.precision in ("fp32", "tf32"):
+        rule = f"contradicts training.precision {training.precision!r}"
+        yield Violation("training.pure_bf16", True, rule, "bf16, fp16 or an fp8 recipe")
+    if training.base_weights == "fp32" and (
+        not spec.optimizer.autocast or training.pure_bf16 or training.precision not in ("bf16", "fp16")
+    ):
+        rule = "frozen weights of fp32 are cast by autocast, which this run has not"
         yield Violation(
-            "training.pure_bf16", True, f"contradicts training.precision {training.precision!r}", "bf16 or an fp8 recipe"
+            "training.base_weights", "fp32", rule, "auto, or a framework under autocast in bf16 or fp16 (transformers, trl)"
         )
     if training.narrow_modules != "all":
         yield from _narrow_modules(scenario, spec)

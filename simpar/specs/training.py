@@ -124,8 +124,8 @@ class TrainingSpec(Spec):
     """What each keeps: specs/optimizers.py. 8bit is bitsandbytes', 8bit-paged with its states in host memory, 4bit and fp8 are
     torchao's. adamw-fused and adamw-foreach are torch's where that is not how the framework calls it."""
     pure_bf16: bool | None = None
-    """Trained weights, their gradients and the optimizer's states all rest in bf16, without an fp32 copy; none = the framework's
-    way."""
+    """Trained weights, their gradients and the optimizer's states all rest in bf16 (in fp16 where that is `precision`), without an
+    fp32 copy; none = the framework's way."""
     optimizer_in_backward: bool = False
     """Each weight is updated and its gradient dropped as soon as that is complete (one micro-batch, no global gradient norm)."""
     gradient_dtype: Literal["fp32", "bf16", "fp16"] | None = None
@@ -179,9 +179,9 @@ class TrainingSpec(Spec):
     """Probability with which each pair drops an element of what it reads (0 is peft's default; scripts often set 0.05 or 0.1)."""
     lora_adapters: Annotated[int, Field(gt=0)] = 1
     """Adapters that are held and updated side by side; a token passes through one of them."""
-    base_weights: Literal["auto", "int8", "nf4", "nf4-double"] = "auto"
+    base_weights: Literal["auto", "fp32", "int8", "nf4", "nf4-double"] = "auto"
     """Format of a layer's frozen matrices; auto = 16 bits (fp8 in an fp8 run). nf4-double: its scales are quantised as well, as in
-    QLoRA."""
+    QLoRA. fp32: all frozen weights as from_pretrained loaded them without a dtype before transformers 5, cast by autocast."""
 
     def narrow_in(self, part: Part) -> bool:
         """Whether a part's products are below 16 bits."""
