@@ -107,6 +107,9 @@ class Job:
             "fused_residual": own.fused_residual or compiled,
             "fused_norm": own.fused_norm or compiled or training.fuses("norm"),
             "fused_rope": own.fused_rope or compiled or training.fuses("rope"),
+            "complex_rope": own.complex_rope and not training.fuses("rope"),
+            # A graph's backward of the norm before them reads all these gradients.
+            "linears_apart": () if compiled else own.linears_apart,
             # A graph over whole layers holds no split by tokens per expert on the host: biases go into the grouped kernels.
             "fused_expert_bias": own.fused_expert_bias or (training.cuda_graphs and training.cuda_graph_scope == "layer"),
             "fused_clamp": own.fused_clamp or compiled,

@@ -314,6 +314,9 @@ class Lists(LocalLayer):
             self._cast(node.name, product, ops)
             self._dequantise(node, ops)
             ops.compute(f"{node.name}.dgrad", product, self.launches(kernel))
+            if more := self._further_gradients(node):
+                read = self.shards.local(self.axes(node.inputs[0]), self.layout(node))
+                ops.compute(f"{node.name}.sum.backward", self._moving("residual", 3 * self.element * read * more, more), more)
             if entry is not None:
                 name = f"{entry.name}_in.{self._reduce}"
                 self._laid_out(f"{entry.name}_in.layout.backward", self._stretch_bytes(entry), ops)
@@ -342,6 +345,12 @@ class Lists(LocalLayer):
         """What the low-rank pairs of a product add to a pass."""
         for suffix, work, launches in added(self, node, backward=backward):
             ops.compute(f"{node.name}.lora{suffix}", work, launches)
+
+    def _further_gradients(self, node: Product) -> int:
+        """Gradients, beside one, to be added up of what linears side by side read; with the first of them, whose own comes last."""
+        apart = self.options.kernels.library.linears_apart
+        readers = [n for n in self.layer.consumers[node.inputs[0]] if isinstance(n, Einsum) and n.weight and n.module in apart]
+        return sum(n.linears for n in readers) - 1 if readers and readers[0] is node else 0
 
     def _reductions(self, node: Einsum | Convolution) -> int:
         """How often a product's input gradient is reduced; sequence parallelism gathers an input once for all that read it."""
