@@ -201,8 +201,7 @@ def _rope(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     turned = library.complex_rope and node.op == "rope" and not isinstance(layer.producer.get(node.inputs[0]), Norm)
     fused = library.fused_rope and not turned and (node.op == "rope" or library.fused_scaled_rope)
     price, forward, backward, launches = ("rope", 4.0, 4.0, 2) if fused else ("composite", 21.0, 27.0, 8)
-    if turned:
-        # A cast to fp32 (6), the product (8), a cast back (6), of queries and of keys.
+    if turned:  # a cast to fp32 (6), the product (8) and a cast back (6), backward the same
         forward, backward, launches = 20.0, 20.0, 6
     elif plan.autocast and not fused:
         # Sine and cosine have the dtype of the stream, and attention casts what they make.

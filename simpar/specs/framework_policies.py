@@ -56,7 +56,7 @@ class Kernels(Policy):
             not reentrant, since 2.1), as it does in any compiled graph; False: it runs the whole layer.
         saves_gathered_input: a column-parallel matmul saves its gathered input and does not gather again (torch eager).
         rank_major_gathers: what tensor ranks gather along the sequence is copied into order (torch's functional collectives).
-        repeats_keys: keys and values are repeated to as many heads as queries have, and kept so.
+        repeats_keys: keys and values are copied to as many heads as queries have, and kept so.
         value_views, expert_output_fp32, unfused_attention_fp32: see graph/attention_kernels.py.
         qkv_copies: further copies of packed queries, keys and values per layer whose keys are not repeated (layouts, rotary).
         quantised_inputs: products with a frozen weight in fewer than 16 bits keep what they multiply all the same.
