@@ -51,13 +51,13 @@ def core_backward(
     g: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Its backward."""
-    return [torch.zeros_like(t) for t in (q, k, v)]
+    return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
 
 
 core.register_fake(lambda q, k, v: torch.empty_like(q))
-core_backward.register_fake(lambda g, q, k, v: [torch.empty_like(t) for t in (q, k, v)])
+core_backward.register_fake(lambda g, q, k, v: tuple(torch.empty_like(t) for t in (q, k, v)))
 core.register_autograd(
-    lambda ctx, g: tuple(core_backward(g, *ctx.saved_tensors)),
+    lambda ctx, g: core_backward(g, *ctx.saved_tensors),
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
 )
 
