@@ -72,6 +72,12 @@ def test_traffic_of_an_eager_layer_with_dropout() -> None:
     }  # fmt: skip
 
 
+def test_a_sum_without_dropout_is_one_kernel_anywhere() -> None:
+    fused, apart = (moved(layer_of(), KernelPlan(Kernels(fused_residual=one))) for one in (True, False))
+    assert fused == apart
+    assert apart["mlp_residual"] == (6 * HIDDEN, 6 * HIDDEN, 1)
+
+
 def test_traffic_of_experts() -> None:
     """Eight rows of 2,048 a token, 128 experts: scores in fp32, rows read and written once each way."""
     found = moved(layer_of("qwen3-30b-a3b"), PLAN)
