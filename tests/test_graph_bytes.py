@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,12 +11,13 @@ from simpar.graph.kernel_types import Kernel, KernelPlan
 from simpar.graph.kernels import kernels
 from simpar.graph.rematerialise import Recompute
 from simpar.graph.shard import Placement, Shards
-from simpar.graph.types import Layer
+from simpar.graph.types import Elementwise, Layer
 from simpar.model.layered import token_network
 from simpar.parallel.blocks import split_block
 from simpar.parallel.degrees import Degrees
 from simpar.parallel.split_options import SplitOptions
 from simpar.parallel.work import Collective, ExpertExchange, Gemm, LocalOp, MemoryWork
+from simpar.specs.framework import framework
 from simpar.specs.framework_policies import Kernels
 from simpar.specs.model import TransformerSpec
 from simpar.specs.models_io import load_model
@@ -68,6 +70,12 @@ def test_traffic_of_an_eager_layer_with_dropout() -> None:
         "attention_residual": (11 * HIDDEN, 11 * HIDDEN, 2), "mlp_norm": (36 * HIDDEN, 95 * HIDDEN, 8),
         "mlp/activation": (10 * FFN, 18 * FFN, 2), "mlp_residual": (11 * HIDDEN, 11 * HIDDEN, 2),
     }  # fmt: skip
+
+
+def test_a_sum_without_dropout_is_one_kernel_anywhere() -> None:
+    fused, apart = (moved(layer_of(), KernelPlan(Kernels(fused_residual=one))) for one in (True, False))
+    assert fused == apart
+    assert apart["mlp_residual"] == (6 * HIDDEN, 6 * HIDDEN, 1)
 
 
 def test_traffic_of_experts() -> None:
@@ -180,3 +188,60 @@ def test_gradients_that_kernels_add_pass_every_weight_once() -> None:
     assert isinstance(work, MemoryWork)
     assert work.bytes_moved == 10.0 * local.dense_parameters
     assert local.backward[-1].kernels == 6  # two norms, four products
+
+
+def test_complex_numbers_turn_no_queries_that_are_normed_or_scaled() -> None:
+    """Six kernels of 20 bytes each way whatever else is fused; torchtitan's Qwen3 and GPT-OSS turn halves, its DeepSeek-V3 not."""
+    plan, name = KernelPlan(Kernels(complex_rope=True)), "attention/rope"
+    heads = (HEADS + KV) * DIM
+    assert moved(layer_of(), plan)[name] == (20 * heads, 20 * heads, 6)
+    scaled = token_network(load_model("gpt-oss-120b"), 1, TOKENS).layers[-1]
+    assert any(isinstance(node, Elementwise) and node.op == "scaled_rope" for node in scaled.nodes)
+    for layer in (layer_of("qwen3-30b-a3b"), scaled):
+        assert moved(layer, plan) == moved(layer, PLAN)
+    chain = KernelPlan(Kernels(fused_rope=False))
+    assert moved(layer_of("deepseek-v3"), plan)[name] == moved(layer_of("deepseek-v3"), chain)[name]
+
+
+def sums(name: str, *apart: str, **degrees: Any) -> dict[str, MemoryWork]:
+    """Node -> the sums of gradients behind its own."""
+    plan = KernelPlan(Kernels(linears_apart=apart))
+    ops = split_block(layer_of(name), SplitOptions(Degrees(**degrees), plan, moe=preset(name).moe)).backward
+    return {op.name.removesuffix(".sum.backward"): op.work for op in ops if op.name.endswith(".sum.backward")}  # type: ignore[misc]
+
+
+def test_gradients_of_linears_side_by_side_are_added_up() -> None:
+    """Two kernels behind queries, keys and values, one behind gate and up, none behind what a library packs."""
+    each = 6.0 * TOKENS * HIDDEN
+    found = sums("llama3.1-8b", "attention", "mlp")
+    assert {name: (work.bytes_moved, work.launches) for name, work in found.items()} == {
+        "mlp/fc1": (each, 1), "attention/qkv": (2 * each, 2),
+    }  # fmt: skip
+    assert sums("llama3.1-8b", "mlp").keys() == {"mlp/fc1"}
+    assert not sums("llama3.1-8b")
+    assert sums("llama3.1-8b", "mlp", tp=4, sequence_parallel=True)["mlp/fc1"].bytes_moved == each  # of what was gathered
+    rows = 8 * TOKENS
+    assert sums("qwen3-30b-a3b", "moe")["moe/fc1"].bytes_moved == 6.0 * rows * 2048
+    # Queries, keys and values that are normed whole have products of their own, so has what latents are made of.
+    assert sums("deepseek-v3", "attention")["attention/q_down"].launches == 1
+
+
+def test_keys_and_values_are_copied_for_every_head() -> None:
+    """32 heads of 8, read and written in 16 bits; backward their gradients are summed."""
+    local = split_block(layer_of(), SplitOptions(Degrees(tp=2), KernelPlan(Kernels(repeats_keys=True))))
+    for ops, suffix in ((local.forward, ""), (local.backward, ".backward")):
+        (work,) = [op.work for op in ops if op.name == f"attention/core.repeat{suffix}"]
+        assert work == MemoryWork("copy", 2.0 * TOKENS * 2 * (HEADS + KV) / 2 * DIM, 2)
+    plain = split_block(layer_of("gpt3-175b"), SplitOptions(Degrees(), KernelPlan(Kernels(repeats_keys=True))))
+    assert not [op for op in plain.forward if op.name.endswith("repeat")]
+
+
+@pytest.mark.parametrize(
+    ("name", "month", "turned", "apart"),
+    [("torchtitan", "2025-06", True, True), ("torchtitan", "2026-07", True, False), ("kempnerforge", "2026-04", False, True),
+     ("olmo-core", "2026-07", False, True), ("transformers", "2026-01", False, True), ("llm-foundry", "2024-01", False, False),
+     ("megatron-core", "2026-01", False, False)],
+)  # fmt: skip
+def test_which_frameworks_turn_complex_numbers_and_keep_queries_apart(name: str, month: str, turned: bool, apart: bool) -> None:
+    own = framework(name, month).kernels
+    assert (own.complex_rope, "attention" in own.linears_apart) == (turned, apart)

@@ -11,17 +11,22 @@ from torch.utils._pytree import tree_leaves
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[misc]  # torch has no types for it
-    """Sums the bytes of all tensors that ops which launch a kernel take and return; a broadcast dimension is read once."""
+    """Sums the bytes of all tensors that ops which launch a kernel take and return; a broadcast dimension is read once.
 
-    def __init__(self) -> None:
+    `but`: names of ops that do not count.
+    """
+
+    def __init__(self, but: frozenset[str] = frozenset()) -> None:
         super().__init__()
-        self.moved = 0
+        self.moved, self._but = 0, but
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         made = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
         views = {x.untyped_storage().data_ptr() for x in given}
+        if func._schema.name in self._but:
+            return out
         if any(x.untyped_storage().data_ptr() not in views for x in made) or func._schema.name.endswith("_"):
             self.moved += sum(_bytes(x) for x in (*given, *made))
         return out

@@ -20,6 +20,7 @@ FRAMEWORK_PATTERNS: Final = (
     (r"tinyllama", "tinyllama"),
     (r"olmo-?core", "olmo-core"),
     (r"\bllm\.c\b", "llm.c"),
+    (r"kempner-?forge", "kempnerforge"),
     (r"torch[- ]?titan", "torchtitan"),
     (r"llm[- ]?foundry|composer|mosaic", "llm-foundry"),
     (r"zero[- ]?bubble|vocabulary ?parallelism", "zero-bubble"),

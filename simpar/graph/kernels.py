@@ -179,13 +179,15 @@ def _custom(layer: Layer, node: Custom, plan: KernelPlan) -> Kernel:
 def _residual(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     axes, mask = _input(layer, node), 1.0 if plan.dropout else 0.0
     keeps = (Kept(f"{node.name}_mask", axes, 1.0),) if plan.dropout else ()
-    forward = 6.0 + mask + (0.0 if plan.library.fused_residual else 4.0)
+    # Dropout and sum are one kernel or two; a sum alone is one anywhere.
+    apart = plan.dropout > 0 and not plan.library.fused_residual
+    forward = 6.0 + mask + (4.0 if apart else 0.0)
     # What reads the sum reads it twice: autograd adds up both gradients (6); the branch's passes the mask of a dropout (5).
     backward = 11.0 if plan.dropout else 6.0
     if plan.autocast:
         # The stream is fp32, the branch is not: backward its gradient is cast, both of the stream are fp32 (joined: one).
         forward, backward = forward + 4.0, backward + (12.0 if plan.autocast == "own" else 4.0)
-    return Kernel(node, "residual", ((axes, forward),), ((axes, backward),), 1 if plan.library.fused_residual else 2, keeps)
+    return Kernel(node, "residual", ((axes, forward),), ((axes, backward),), 2 if apart else 1, keeps)
 
 
 def _dropout(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
@@ -193,15 +195,19 @@ def _dropout(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
 
 
 def _rope(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
-    """A rotary embedding, fused or in elementary kernels, by complex numbers or by halves; not every fused kernel takes a factor of
-    its sine and cosine (YaRN)."""
-    fused = plan.library.fused_rope and (node.op == "rope" or plan.library.fused_scaled_rope)
-    price, forward, backward = ("rope", 4.0, 4.0) if fused else ("composite", 21.0, 27.0)
-    if plan.autocast and not fused:
+    """A rotary embedding, fused or in elementary kernels, by halves or by complex numbers, which no compiler fuses; not every fused
+    kernel takes a factor of its sine and cosine (YaRN)."""
+    library = plan.library
+    turned = library.complex_rope and node.op == "rope" and not isinstance(layer.producer.get(node.inputs[0]), Norm)
+    fused = library.fused_rope and not turned and (node.op == "rope" or library.fused_scaled_rope)
+    price, forward, backward, launches = ("rope", 4.0, 4.0, 2) if fused else ("composite", 21.0, 27.0, 8)
+    if turned:  # a cast to fp32 (6), the product (8) and a cast back (6), backward the same
+        forward, backward, launches = 20.0, 20.0, 6
+    elif plan.autocast and not fused:
         # Sine and cosine have the dtype of the stream, and attention casts what they make.
         forward, backward = 36.0, 54.0
     over = node.over or (_input(layer, node),)
-    return Kernel(node, price, tuple((a, forward) for a in over), tuple((a, backward) for a in over), 2 if fused else 8)
+    return Kernel(node, price, tuple((a, forward) for a in over), tuple((a, backward) for a in over), launches)
 
 
 def _latent_rope(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
@@ -211,7 +217,7 @@ def _latent_rope(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     put together; backward that part again, and the gradients of what was split are (torchtitan models/deepseek_v3 Attention).
     """
     query, key = (layer.tensor[name].axes for name in node.outputs[:2])
-    if plan.library.fused_rope:
+    if plan.library.fused_rope and not plan.library.complex_rope:
         return Kernel(node, "rope", ((query, 8.0),), ((query, 8.0),), 2)
     both, shared = (layer.tensor[name].axes for name in node.inputs[1:])
     turned = (*query[:-1], shared[-1])

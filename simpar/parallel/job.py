@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from simpar.graph.casts import GATHERED, engine_casts
 from simpar.graph.kernel_types import KernelPlan
@@ -12,6 +11,7 @@ from simpar.graph.rematerialise import Recompute
 from simpar.parallel.adapters import pairs_of_run
 from simpar.parallel.data import StateBytes
 from simpar.parallel.degrees import Degrees
+from simpar.parallel.libraries import library_of
 from simpar.parallel.split_options import SplitOptions
 from simpar.specs.architecture import TokenModel, has_experts
 from simpar.specs.framework import FrameworkSpec
@@ -102,21 +102,8 @@ class Job:
         wider = tuple((w, k) for gpu, w, k in own.attention_head_dim if gpu in ("", self.hardware.gpu.architecture))
         fp8 = training.narrow_in("linears")
         narrow = fp8 and (not own.saves_gathered_input or training.precision in own.narrow_inputs)
-        here: dict[str, Any] = {
-            "fused_activation": own.fused_activation or compiled or training.fuses("activation"),
-            "fused_residual": own.fused_residual or compiled,
-            "fused_norm": own.fused_norm or compiled or training.fuses("norm"),
-            "fused_rope": own.fused_rope or compiled or training.fuses("rope"),
-            # A graph over whole layers holds no split by tokens per expert on the host: biases go into the grouped kernels.
-            "fused_expert_bias": own.fused_expert_bias or (training.cuda_graphs and training.cuda_graph_scope == "layer"),
-            "fused_clamp": own.fused_clamp or compiled,
-            "saves_gathered_input": own.saves_gathered_input and plan.tp > 1,
-            "whole_embedding_gradient": own.whole_embedding_gradient and plan.tp > 1,
-        }
-        # A search makes thousands of layouts, mostly of the library as it is; one object is found in memos at once.
-        same = all(getattr(own, name) == value for name, value in here.items())
         return KernelPlan(
-            library=own if same else replace(own, **here),
+            library=library_of(own, training, compiled=compiled, tp=plan.tp),
             loss=loss,
             element=4.0 if training.precision in ("fp32", "tf32") else 2.0,
             wide_heads=((0, "unfused"),) if self.attention_kernel == "unfused" else wider,

@@ -15,6 +15,7 @@ from simpar.graph.types import Attention, Convolution, Custom, Einsum, Layer, No
 from simpar.parallel import context, expert
 from simpar.parallel.adapters import added, trained_weights
 from simpar.parallel.local_layer import LocalLayer, Product
+from simpar.parallel.plain_modules import head_copies, input_gradient_sums
 from simpar.parallel.split_options import SplitOptions
 from simpar.parallel.work import Collective, ExpertExchange, Gemm, GroupedGemm, MemoryWork, OpList
 
@@ -63,6 +64,8 @@ class Lists(LocalLayer):
     def _compute(self, kernel: Kernel, ops: OpList, *, again: bool) -> None:
         node = kernel.node
         if isinstance(node, Attention):
+            if copies := head_copies(self, node):
+                ops.compute(f"{node.name}.repeat", copies, copies.launches)
             core = self.attention(node, backward=False)
             context.attention(node.name, core, self.degrees, self.attention_launches(kernel, core), ops)
         elif isinstance(node, Scan | Custom):
@@ -303,6 +306,8 @@ class Lists(LocalLayer):
         if isinstance(node, Attention):
             core = self.attention(node, backward=True)
             context.attention(f"{node.name}.backward", core, self.degrees, self.attention_launches(kernel, core), ops)
+            if copies := head_copies(self, node):
+                ops.compute(f"{node.name}.repeat.backward", copies, copies.launches)
         elif isinstance(node, Scan | Custom):
             self._alone(kernel, ops, backward=True)
         elif product := product_of(kernel):
@@ -327,6 +332,8 @@ class Lists(LocalLayer):
             self._cast(node.name, product, ops)
             self._dequantise(node, ops)
             ops.compute(f"{node.name}.dgrad", product, self.launches(kernel))
+            if sums := input_gradient_sums(self, node):
+                ops.compute(f"{node.name}.sum.backward", sums, sums.launches)
             if entry is not None:
                 name = f"{entry.name}_in.{self._reduce}"
                 self._laid_out(f"{entry.name}_in.layout.backward", self._stretch_bytes(entry), ops)

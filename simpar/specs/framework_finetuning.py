@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from simpar.specs.framework_releases import FrameworkRow as Row
+from simpar.specs.framework_torch import LINEARS_APART
 from simpar.specs.framework_words import LOSS_WORK
 
 _OTHERS: Final = LOSS_WORK[:-1]
@@ -82,9 +83,9 @@ TRANSFORMERS: Final = (
     ),
     Row(
         (2025, 12),
-        {"pure_bf16": True},
-        "transformers 5: from_pretrained keeps the dtype of the checkpoint (bf16 ones today), so that no fp32 weights exist unless "
-        "FSDP or DeepSpeed makes them",
+        {"pure_bf16": True, "linears_apart": LINEARS_APART[:3]},
+        "transformers 5: experts are one tensor of gate and up (gate_up_proj); from_pretrained keeps the dtype of the checkpoint "
+        "(bf16 ones today), so that no fp32 weights exist unless FSDP or DeepSpeed makes them",
     ),
     Row(
         (2026, 2),
@@ -128,8 +129,10 @@ TORCHTUNE: Final = (
          "fsdp_reduce_copy_bytes": 4.0, "logits_fp32_copies_chunked": 1.0, "logits_fp32_copies_compiled": 1.5, "gradient_adds": "",
          "fused_norm": False,
          "repeats_keys": True, "selective_recompute": ("core_attn",), "only_cp_style": "", "microbatch_per_stage": False,
-         "adapters": "each", "fsdp_root": "all", "recompute_stops_early": True},
-        "torchtune recipes and configs (dtype: bf16 for weights and optimizer; enable_activation_checkpointing), "
+         "adapters": "each", "fsdp_root": "all", "recompute_stops_early": True, "complex_rope": False,
+         "linears_apart": LINEARS_APART},
+        "torchtune modules/position_embeddings.py (real numbers), modules/attention.py (q_proj, k_proj, v_proj); torchtune "
+        "recipes and configs (dtype: bf16 for weights and optimizer; enable_activation_checkpointing), "
         "modules/loss/ce_chunked_output_loss.py: logits are made whole, only the fp32 copies come piece by piece, and their "
         "softmax is kept; where the loss is compiled their 16-bit logits, turned into the gradient piece by piece; other losses "
         "get fp32 logits (modules/transformer.py) and, compiled, keep them and make an fp32 gradient; modules/rms_norm.py; "
@@ -153,11 +156,11 @@ PRIME_RL: Final = (
         {"loss": "unfused", "logits_fp32_copies": 3.5, "logits_fp32_copies_compiled": None, "recompute_default": "none",
          "loss_work": (*_OTHERS, ("tiled", "composite", 54.0, 58.0)), "expandable_segments": True,
          "gradient_adds": "", "selective_recompute": ("core_attn",), "fused_norm": False, "normed_bytes": 2.0,
-         "repeats_keys": False, "frozen_bytes": 4.0,
+         "repeats_keys": False, "frozen_bytes": 4.0, "complex_rope": False, "linears_apart": LINEARS_APART,
          "compiles_checkpoints": False, "recompute_stops_early": True},
         "prime-rl src/prime_rl/trainer/model.py (fp32 shards, bf16 compute, fp32 reduction; each layer compiled alone), "
-        "optimization_dtype float32 of every weight, frozen ones included; transformers' RMSNorm, multiplied by its weight in 16 "
-        "bits, and FlashAttention on fewer heads of keys and values; "
+        "optimization_dtype float32 of every weight, frozen ones included; transformers' rotary embedding and linears, its "
+        "RMSNorm, multiplied by its weight in 16 bits, and FlashAttention on fewer heads of keys and values; "
         "sft/train.py and models/layers/lm_head.py: the head's output becomes fp32, which stays until the loss and the 16-bit "
         "one does not, torch's cross-entropy outside of any graph; the packed batch of one row makes transformers "
         "modeling_flash_attention_utils.py branch on a tensor (_is_packed_sequence), and torch utils/checkpoint.py runs a "
@@ -192,10 +195,11 @@ LIT_GPT: Final = (
         (2023, 6),
         {"pure_bf16": True, "zero_stage_default": 0, "recompute_default": "none", "gradient_adds": "", "normed_bytes": 4.0,
          "logits_fp32_copies": 2.5, "qkv_copies": 2 / 3, "loss_chunks": 1, "logits_fp32_copies_chunked": 2.5,
-         "fsdp_defers_reduction": True,
+         "fsdp_defers_reduction": True, "complex_rope": False, "linears_apart": LINEARS_APART[1:],
          "quantised_inputs": True},
         "litgpt pretrain.py: precision bf16-true, weights and optimizer states in bf16; rmsnorm.py multiplies by the weight in "
-        "fp32; model.py: queries and keys are turned out of place, values stay a view of what one linear made; Fabric turns the "
+        "fp32; model.py: queries and keys are turned out of place by real numbers, values stay a view of what one linear made, "
+        "fc_1 and fc_2 are apart; Fabric turns the "
         "logits into fp32 (plugins/precision/half.py convert_output), of which each piece's cross-entropy keeps its own to the "
         "backward (utils.py chunked_cross_entropy); every micro-batch but the last of a step runs under no_backward_sync; "
         "lightning-thunder's benchmark_litgpt.py sets the same default dtype",

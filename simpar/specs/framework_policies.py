@@ -44,6 +44,9 @@ class Kernels(Policy):
         fused_residual: bias, dropout and residual addition in one kernel (Megatron bias-dropout-add fusion).
         fused_rope: rotary embedding of queries and keys as one kernel.
         fused_scaled_rope: also where sine and cosine have a factor (YaRN).
+        complex_rope: rotary embeddings are products of complex numbers in fp32, in kernels of their own even in a compiled graph
+            (Inductor generates no code for complex numbers and calls the eager kernels), but for models that norm their queries
+            and keys or have such a factor.
         fused_expert_bias: experts' biases and the clamp of their activation inside the grouped kernels, see graph/kernels.py.
         fused_clamp: the clamp alone is part of the activation's kernel, as in any compiled graph.
         fused_softmax: attention without flash kernels uses Megatron's scale-mask-softmax kernel; False: a chain of torch's.
@@ -53,7 +56,7 @@ class Kernels(Policy):
             not reentrant, since 2.1), as it does in any compiled graph; False: it runs the whole layer.
         saves_gathered_input: a column-parallel matmul saves its gathered input and does not gather again (torch eager).
         rank_major_gathers: what tensor ranks gather along the sequence is copied into order (torch's functional collectives).
-        repeats_keys: keys and values are repeated to as many heads as queries have, and kept so.
+        repeats_keys: keys and values are copied to as many heads as queries have, and kept so.
         value_views, expert_output_fp32, unfused_attention_fp32: see graph/attention_kernels.py.
         qkv_copies: further copies of packed queries, keys and values per layer whose keys are not repeated (layouts, rotary).
         quantised_inputs: products with a frozen weight in fewer than 16 bits keep what they multiply all the same.
@@ -85,6 +88,8 @@ class Kernels(Policy):
         experts_in_one_kernel: the local experts' products are one kernel (torch._grouped_mm), not one each on several streams (TE).
         whole_embedding_gradient: of a vocabulary split over tensor ranks the accumulating gradient is whole (DTensor).
         tp_backward_overlap: the backward all-reduce / reduce-scatter runs beside the weight-gradient matmul.
+        linears_apart: modules whose linears side by side (queries, keys and values; gate and up) are products of their own: outside
+            of a compiled graph autograd adds up the gradients of what they read, a kernel for each but the first.
         gate_apart: the first product of a gated feed-forward is two, each of which reduces its input's gradient over tensor ranks.
         adapters: low-rank pairs beside the matmuls of queries, keys and values or of gate and up: one pair where these are one
             packed matmul (packed), one for each of them (each), the same in fp32 beside 16-bit weights that are not sharded
@@ -103,6 +108,7 @@ class Kernels(Policy):
     fused_residual: bool = True
     fused_rope: bool = True
     fused_scaled_rope: bool = True
+    complex_rope: bool = False
     fused_expert_bias: bool = False
     fused_clamp: bool = False
     fused_softmax: bool = True
@@ -141,6 +147,7 @@ class Kernels(Policy):
     experts_in_one_kernel: bool = False
     whole_embedding_gradient: bool = False
     tp_backward_overlap: bool = True
+    linears_apart: tuple[str, ...] = ()
     gate_apart: bool = False
     adapters: Literal["packed", "each", "fp32"] = "packed"
     one_queue: bool = False

@@ -12,7 +12,7 @@ from simpar.specs.framework_finetuning import FINETUNING
 from simpar.specs.framework_releases import Base
 from simpar.specs.framework_releases import FrameworkRow as Row
 from simpar.specs.framework_runtime import LAZY_CONNECTIONS, MiB
-from simpar.specs.framework_torch import MODEL_CODE, NANOTRON, ROCM_TE, TORCHTITAN
+from simpar.specs.framework_torch import LINEARS_APART, MODEL_CODE, NANOTRON, ROCM_TE, TORCHTITAN
 from simpar.specs.framework_torch import TORCH as _TORCH
 from simpar.specs.framework_words import LOSS_WORK
 
@@ -269,7 +269,8 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
         "llm-foundry",
         (Row((2023, 3),
              {"fused_norm": False, "loss": "unfused", "logits_fp32_copies": 2.0, "optimizer_traffic_bytes": 92.0,
-              "fsdp_reduce_copy_bytes": 4.0, "offload_blocks_compute": True, "quantised_inputs": True},
+              "fsdp_reduce_copy_bytes": 4.0, "offload_blocks_compute": True, "quantised_inputs": True,
+              "linears_apart": LINEARS_APART},
              "FSDP1's gradients of views are joined to that of the flat parameter; plain torch modules under FSDP1: norm and "
              "rotary embedding as chains of elementary kernels (transformers and foundation-model-stack sources; no compile before "
              "fms-fsdp PR 45), torch's SDPA with FlashAttention 1 (torch 2.0); foreach AdamW counted from torch 2.2 "
@@ -286,7 +287,7 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
         "torch-fsdp",
         (Row((2023, 9),
              {"fused_norm": True, "fused_activation": True, "fused_rope": True, "loss": "fused", "logits_fp32_copies": 0.0,
-              "optimizer_kernel": "loop"},
+              "optimizer_kernel": "loop", "linears_apart": ()},
              "jzhang38/TinyLlama, a fork of lit-gpt: FlashAttention 2 with its RMSNorm, rotary and cross-entropy kernels and "
              "xformers' SwiGLU; pretrain/tinyllama.py: FSDP per block, AdamW with foreach=False"),),
     ),
@@ -314,7 +315,8 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
              "waits with more than two fetches in flight"),
          Row((2022, 4), {"bf16_shards_states": True}, _BF16_OPTIMIZER),
          Row((2023, 8), {"attention": (("", "fa2"),), "gradient_dtype": "fp32", "fsdp_reduce_dtype": "bf16",
-                         "recompute_default": "none", "fused_norm": False, "adapters": "each", "adapter_cpu_s": 25e-6},
+                         "recompute_default": "none", "fused_norm": False, "adapters": "each", "adapter_cpu_s": 25e-6,
+                         "linears_apart": LINEARS_APART},
              "transformers with FlashAttention 2 and peft's adapters (see transformers), whose models' RMSNorm is a chain of "
              "elementary kernels; before version 5 it loops over experts, and ZeRO-3 fetches each weight of them, which is not "
              "priced: the one run known, 5 ms per expert and pass, tells no law"),

@@ -23,6 +23,10 @@ CUTLASS's persistent scheduler (aten/src/ATen/native/cuda/GroupMM.cu); host time
 (torch 2.13, one server core); FSDP1's CPUOffload(offload_params) and FSDP2's CPUOffloadPolicy take parameters, gradients and the
 optimizer's states to the host, where its step runs (distributed/fsdp/api.py, _fully_shard/_fsdp_api.py)."""
 
+LINEARS_APART: Final = ("attention", "mlp", "shared_experts", "moe")
+"""Models of torch modules: a linear for each of queries, keys, values, gate and up (transformers modeling_llama.py, torchtitan
+models/llama/model.py), and grouped products with w1 and with w3 (torchtitan models/moe GroupedExperts)."""
+
 ROCM_TE: Final = (
     {"rocm_attention": "aiter"},
     "ROCm TransformerEngine runs AITER's v3 kernels on gfx942 and gfx950 (README.rst: NVTE_CK_USES_FWD_V3 and NVTE_CK_USES_BWD_V3, "
@@ -79,8 +83,11 @@ TORCHTITAN: Final = (
          "fsdp_group_cpu_s": (0.36e-3, 0.42e-3),
          "fsdp_weight_cpu_s": (67e-6, 108e-6), "tensor_module_cpu_s": (0.23e-3, 0.29e-3), "op_layer_cpu_s": (1.45e-3, 1.3e-3),
          "optimizer_tensor_cpu_s": 43e-6,
-         "recompute_stops_early": True, "balances_in_turn": True, "listed_exchanges": "none", "logits_fp32_copies": 3.5},
-        "torchtitan models/llama/model.py (repeat_kv before attention, whose copies autograd keeps, compiled or not); torch "
+         "recompute_stops_early": True, "balances_in_turn": True, "listed_exchanges": "none", "logits_fp32_copies": 3.5,
+         "complex_rope": True, "linears_apart": LINEARS_APART},
+        "torchtitan models/llama/model.py (repeat_kv before attention, whose copies autograd keeps, compiled or not; "
+        "apply_rotary_emb by view_as_complex since January 2024, in 2026-08 ComplexRoPE of models/common/rope.py: Llama 3 and 4, "
+        "DeepSeek-V3 and Kimi K2, where Qwen3 since PR 1590 of 2025-08, Qwen3.5 and GPT-OSS turn halves); torch "
         "FSDP2 _fsdp_collectives.py: weights are split out of the gathered buffer (16 bits read and written), gradients "
         "chunked into the one that is reduced in fp32, both on the compute stream; torch _functional_collectives.py "
         "(all_gather_tensor and reduce_scatter_tensor chunk and join along any axis but the first); torchao float8 (casts of "
@@ -133,7 +140,9 @@ TORCHTITAN: Final = (
         "torch 2.11 comes with cuDNN 9.19 (2.10 with 9.10); torchtitan ChunkedLossWrapper as the default; PR 2357: "
         "one list of saved ops for all models; torchao's nvfp4 linear saves its input in 4 bits; torchtitan "
         "components/quantization/nvfp4.md: the recipes leave the last 15 % of the layers and the head in bf16"),
-    Row((2026, 6), {"attention": (("", "flex"),)}, "torchtitan PR 3571: language models run FlexAttention on its Triton kernels"),
+    Row((2026, 6), {"attention": (("", "flex"),), "linears_apart": LINEARS_APART[1:]},
+        "torchtitan PR 3571: language models run FlexAttention on its Triton kernels; PR 3714: one linear for queries, keys and "
+        "values"),
 )  # fmt: skip
 """torchtitan's behaviour."""
 MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
@@ -198,12 +207,21 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              "DelayedScaling"),
          Row((2025, 5), *ROCM_TE)),
     ),
+    "kempnerforge": (
+        "torchtitan",
+        (Row((2026, 4), {"complex_rope": False, "repeats_keys": True, "linears_apart": LINEARS_APART},
+             "KempnerForge 01b461a of 2026-04-05: model/position.py turns halves by sine and cosine (by complex numbers only in "
+             "its first commit, two days before), model/attention.py repeats keys and values (repeat_interleave), q_proj, k_proj "
+             "and v_proj, gate_proj and up_proj; taken as torchtitan but for these: torch's FSDP2 and distributed tensors"),),
+    ),
     "olmo-core": (
         "torchtitan",
         (Row((2024, 9),
-             {"recompute_default": "none", "loss": "unfused", "logits_fp32_copies_compiled": 1.0, "last_outputs": "all",
+             {"complex_rope": False, "linears_apart": LINEARS_APART, "recompute_default": "none",
+              "loss": "unfused", "logits_fp32_copies_compiled": 1.0, "last_outputs": "all",
               "loss_work": (*LOSS_WORK[:2], ("compiled", "cross_entropy", 8.0, 10.0))},
-             "OLMo-core train/trainer.py (075a36a13): compile_loss in all its scripts; the logits but those of the last token are "
+             "OLMo-core nn/rope.py (RotaryEmbedding turns halves; ComplexRotaryEmbedding on request), nn/attention (w_q, w_k, "
+             "w_v); train/trainer.py (075a36a13): compile_loss in all its scripts; the logits but those of the last token are "
              "copied (contiguous) before the loss, whose gradient goes back into zeros of all of them; z-loss in the same graph; "
              "nn/transformer/config.py: no checkpointing unless asked for; distributed/parallel/pipeline_parallel.py steps torch's "
              "schedule as it is, which keeps the last outputs"),),
@@ -218,16 +236,20 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
               "last_outputs": "all", "torch_ring": False, "only_cp_style": "", "loss": "unfused", "logits_fp32_copies": 2.5,
               "logits_fp32_copies_compiled": None, "ep_dispatcher": "deepep", "optimizer_kernel": "foreach",
               "optimizer_traffic_bytes": 46.0, "unlisted_attention": (), "adapters": "each",
+              "complex_rope": False, "linears_apart": LINEARS_APART[:3],
               "attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn"))},
              "NeMo AutoModel (ecc8b919, November 2025): components/moe/parallelizer.py (fully_shard of every block, of embedding "
              "and of head; ptd_checkpoint_wrapper of whole blocks, not reentrant), moe/fsdp_mixin.py (micro-batches but the last "
              "reduce nothing), moe/layers.py (Megatron's flex dispatcher with DeepEP and fused permutation, FakeBalancedGate "
-             "dealing experts in turn, activations under torch.compile), loss/masked_ce.py (torch's cross-entropy of fp32 "
-             "logits); models are made in the dtype of their file, bf16, and torch.optim.Adam without options runs in lists of "
-             "operations (23 16-bit accesses a weight); norm, linear layers and attention are TransformerEngine's in the "
-             "benchmarked configurations; distributed/pipelining/autopipeline.py: schedule.step as it is, which keeps the last "
-             "outputs"),
-         Row((2026, 1), {"fused_rope": True}, "AutoModel PR 897: TransformerEngine's fused rotary embedding"),
+             "dealing experts in turn, activations under torch.compile, gate_and_up_projs of all experts), loss/masked_ce.py "
+             "(torch's cross-entropy of fp32 logits); models are made in the dtype of their file, bf16, and torch.optim.Adam "
+             "without options runs in lists of operations (23 16-bit accesses a weight); norm, linear layers and attention are "
+             "TransformerEngine's in the benchmarked configurations; distributed/pipelining/autopipeline.py: schedule.step as it "
+             "is, which keeps the last outputs"),
+         Row((2026, 1), {"fused_rope": True, "linears_apart": ()},
+             "AutoModel PR 897: TransformerEngine's fused rotary embedding; components/models/common/combined_projection: one "
+             "linear for queries, keys and values and one for gate and up in dense models (those of experts, which keep them "
+             "apart, are not told from them)"),
          Row((2026, 8), {"fused_rope": False}, "components/models/common/utils.py: rope_fusion is switched off for now")),
     ),
 }  # fmt: skip
