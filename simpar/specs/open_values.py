@@ -23,14 +23,15 @@ from simpar.specs.scenario_spec import Scenario
 MOST_READINGS: Final = 256
 """Combinations of open values that are enumerated at most."""
 PRIORS: Final[dict[str, dict[Any, float]]] = {
-    "plan.recompute": {"full": 0.36, "none": 0.48, "selective": 0.16},
+    "plan.recompute": {"full": 0.35, "none": 0.5, "selective": 0.15},
     "plan.virtual_stages": {1: 0.49, 2: 0.07, 3: 0.09, 4: 0.1, 5: 0.02, 8: 0.11, 12: 0.07, 20: 0.04},
-    "plan.zero_stage": {0: 0.25, 1: 0.21, 2: 0.07, 3: 0.47},
+    "plan.zero_stage": {0: 0.24, 1: 0.21, 2: 0.09, 3: 0.47},
     "plan.sequence_parallel": {False: 0.24, True: 0.76},
     "plan.overlap_grad_reduce": {False: 0.19, True: 0.81},
     "plan.overlap_param_gather": {False: 0.19, True: 0.81},
-    "training.micro_batch_size": {1: 0.4, 2: 0.16, 3: 0.01, 4: 0.16, 5: 0.02, 6: 0.02, 8: 0.1, 12: 0.02, 16: 0.04, 32: 0.03},
-    "training.compile": {False: 0.34, True: 0.66},
+    "training.micro_batch_size": {1: 0.39, 2: 0.15, 3: 0.01, 4: 0.16, 5: 0.02, 6: 0.02, 8: 0.1, 12: 0.02, 16: 0.05, 32: 0.04,
+                                  64: 0.01},
+    "training.compile": {False: 0.35, True: 0.65},
 }  # fmt: skip
 """Field -> value -> share of published runs that state it, each source with the same weight: what `python -m
 simpar.evidence.priors` prints of validation/runs."""
