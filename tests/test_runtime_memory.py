@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from simpar.evidence.predicted import prediction_of
+from simpar.evidence.predicted import first_step_bytes, prediction_of
 from simpar.parallel.layout import Layout
-from simpar.result.memory import first_step_bytes
 from simpar.result.outside import outside_bytes, workspaces
 from simpar.result.result import Result
 from simpar.specs.framework import framework, framework_names

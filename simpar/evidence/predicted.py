@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol
 import numpy as np
 
 from simpar.parallel.keys import Compute, Overlapped
+from simpar.parallel.layout import Layout
 from simpar.readings import outcome_of
 from simpar.result.accounting import account
-from simpar.result.memory import first_step_bytes
+from simpar.result.memory import RankMemory
 from simpar.specs.scenario import Scenario
 from simpar.specs.site import Site
 
@@ -110,6 +111,13 @@ def at_batch(found: Prediction, factor: float) -> Prediction:
     times = ("step_time_s", "step_low_s", "step_high_s")
     waterfall = {name: seconds * factor for name, seconds in found.waterfall.items()}
     return replace(found, waterfall=waterfall, **{name: getattr(found, name) * factor for name in times})
+
+
+def first_step_bytes(layout: Layout, found: RankMemory) -> float:
+    """Most that is allocated in a job's first step, before the first update makes an optimizer's moments."""
+    static, a = dict(found.static), layout.state_bytes
+    kept = a.master / a.optimizer if a.optimizer and not layout.states_away else 1.0
+    return max(found.allocated_bytes - static.get("optimizer", 0.0) * (1.0 - kept), sum(static.values()))
 
 
 def prediction_of(result: Result) -> Prediction:

@@ -15,6 +15,7 @@ from simpar.graph.types import Attention, Convolution, Custom, Einsum, Layer, No
 from simpar.parallel import context, expert
 from simpar.parallel.adapters import added, trained_weights
 from simpar.parallel.local_layer import LocalLayer, Product
+from simpar.parallel.one_hot import add_one_hot
 from simpar.parallel.plain_modules import head_copies, input_gradient_sums
 from simpar.parallel.split_options import SplitOptions
 from simpar.parallel.work import Collective, ExpertExchange, Gemm, GroupedGemm, MemoryWork, OpList
@@ -94,22 +95,11 @@ class Lists(LocalLayer):
         """A memory-bound node, and what it copies beside."""
         name, suffix = kernel.node.name, ".backward" if backward else ""
         if isinstance(kernel.node, Permute) and self.options.one_hot:
-            self._one_hot(kernel.node, ops, backward=backward)
+            add_one_hot(self, kernel.node, ops, backward=backward)
         ops.compute(name + suffix, self.memory(kernel, backward=backward), self.elementary_launches(kernel, backward=backward))
         if each := kernel.copied[backward]:  # as one piece beside the node's own kernels, whose launches hold these
             elements = self.shards.local(self.axes(kernel.node.inputs[0]), self.layout(kernel.node))
             ops.compute(f"{name}.copy{suffix}", self._moving("copy", elements * each), 0)
-
-    def _one_hot(self, node: Permute, ops: OpList, *, backward: bool) -> None:
-        """Products of a sequence's tokens with the mask that says which of them stands in which place of which expert, in place of
-        copies (GShard, arXiv 2006.16668, section 2.2): back, the mask holds the router's weights and has a gradient itself."""
-        rows = self.axes(self.shards.layouts.exchanged(node))
-        places = round(self.shards.local(rows[:1], "expert") / self.degrees.etp)
-        product = Gemm(places, int(self.layer.size(rows[-1])), int(self.layer.size("sequence")) // self.degrees.cp)
-        suffix = ".backward" if backward else ""
-        ops.compute(f"{node.name}.one_hot{suffix}", product, 1)
-        if backward and node.back:
-            ops.compute(f"{node.name}.one_hot.mask{suffix}", product, 1)
 
     def _alone(self, kernel: Kernel, ops: OpList, *, backward: bool) -> None:
         """A scan or custom node. Over context ranks a scan sees all positions of its part of the heads: an all-to-all of what it

@@ -148,14 +148,6 @@ def static_state(layout: Layout, stages: list[int]) -> tuple[tuple[str, float], 
     return (*found[:3], *(pair for pair in found[3:] if pair[1]), *beside)
 
 
-def first_step_bytes(layout: Layout, found: RankMemory) -> float:
-    """Most that is allocated in a job's first step: torch's optimizers, Apex's and TransformerEngine's make their moments in their
-    first update, so that they are not there while the first batch goes through."""
-    state, static = layout.state_bytes, dict(found.static)
-    moments = 0.0 if layout.states_away or not state.optimizer else 1.0 - state.master / state.optimizer
-    return max(found.allocated_bytes - static.get("optimizer", 0.0) * moments, sum(static.values()))
-
-
 def _passing_gradients(layout: Layout, blocks: Sequence[LocalBlock]) -> float:
     """Gradients of these blocks where they do not rest in memory."""
     state, zero = layout.state_bytes, layout.plan.zero_stage

@@ -352,11 +352,8 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
              {"vocabulary_multiple": 1, "dropout": 0.0, "zero_stage_default": 1, "overlap_grad_reduce": True,
               "overlap_param_gather": True, "attention": (("", "fa2"),), "rocm_attention": "fa2", "gradient_dtype": "fp32",
               "loss": "fused", "loss_work": LOSS_WORK, "wgrad_accumulation_fusion": False, "gradient_adds": "always"},
-             "ServiceNow/Fast-LLM (released 2024-10): functional/triton has one kernel each for norm, rotation, gated activation, "
-             "cross-entropy (logits turned into their gradient) and Adam over the whole shard; multi_stage/config.py: "
-             "full_precision_gradients, num_grad_buffers and num_weight_buffers for reductions and gathers beside computation; "
-             "functional/linear.py, tensor.py accumulate_gradient: 16-bit weight gradients are copied or added to the fp32 buffer "
-             "by a kernel of their own; flash-attn's kernels"),),
+             "ServiceNow/Fast-LLM (2024-10): functional/triton; multi_stage/config.py full_precision_gradients, num_weight_buffers; "
+             "functional/linear.py: 16-bit weight gradients go to the fp32 buffer by a kernel of their own; flash-attn"),),
     ),
     "hai-llm": (
         "megatron-core",
@@ -371,18 +368,16 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
              "the experts' SwiGLU are cached in fp8 (1 x 128 scales), the input of the linear after attention in E5M6 (12 bits); "
              "DeepGEMM multiplies for all experts of a rank in one kernel"),),
     ),
-    "colossal-ai": ("", (Row((2023, 1), {**_TORCH, "zero_stage_default": 2, "gradient_dtype": "bf16", "abilities": ()},
-     "Colossal-AI README; assumed"),)),
+    "colossal-ai":
+        ("", (Row((2023, 1), {**_TORCH, "zero_stage_default": 2, "gradient_dtype": "bf16", "abilities": ()}, "README; assumed"),)),
     "maxtext": (
         "",
         (Row((2023, 6),
              {**_TORCH, "compile": True, "abilities": (), "fused_activation": True, "fused_residual": True, "fused_rope": True,
               "zero_stage_default": 3, "parameter_bytes": 0.0, "attention": (("", "fa2"), ("hopper", "cudnn")),
               "one_hot_dispatch": True, "static_expert_rows": True},
-             "MaxText on XLA (SPMD FSDP); fusions by the compiler, assumed equal to a compiled torch graph; layers/moe.py "
-             "dense_matmul: with a capacity_factor dispatch and combine are einsums of each sequence with its mask "
-             "(BSM,BSEC -> EBCM; EBCM,BSEC -> BSM); without one jax.jit has the buffer of what a rank receives made for the worst "
-             "case before any token is routed (ROCm blog on dropless MoE in MaxText, 2026-06)"),),
+             "MaxText on XLA (SPMD FSDP), fusions assumed equal to a compiled torch graph; layers/moe.py dense_matmul: with a "
+             "capacity_factor einsums of each sequence with its mask, without a buffer for the worst case (ROCm blog, 2026-06)"),),
     ),
     "llama3-internal": (
         "megatron-core",
