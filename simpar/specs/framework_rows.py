@@ -352,7 +352,7 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
              {"vocabulary_multiple": 1, "dropout": 0.0, "zero_stage_default": 1, "overlap_grad_reduce": True,
               "overlap_param_gather": True, "attention": (("", "fa2"),), "rocm_attention": "fa2", "gradient_dtype": "fp32",
               "loss": "fused", "loss_work": LOSS_WORK, "wgrad_accumulation_fusion": False, "gradient_adds": "always"},
-             "ServiceNow/Fast-LLM (2024-10): functional/triton; multi_stage/config.py full_precision_gradients, num_weight_buffers; "
+             "ServiceNow/Fast-LLM (2024-10): functional/triton; multi_stage/config.py full_precision_gradients; "
              "functional/linear.py: 16-bit weight gradients go to the fp32 buffer by a kernel of their own; flash-attn"),),
     ),
     "hai-llm": (
