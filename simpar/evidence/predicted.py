@@ -114,9 +114,10 @@ def at_batch(found: Prediction, factor: float) -> Prediction:
 
 
 def first_step_bytes(layout: Layout, found: RankMemory) -> float:
-    """Most that is allocated in a job's first step, before the first update makes an optimizer's moments."""
-    static, a = dict(found.static), layout.state_bytes
-    kept = a.master / a.optimizer if a.optimizer and not layout.states_away else 1.0
+    """Bytes allocated at the peak of a job's first step: torch's optimizers, Apex's and TransformerEngine's make their moments in
+    their first update, so that they are not there while the first batch goes through."""
+    static, states = dict(found.static), layout.state_bytes
+    kept = states.master / states.optimizer if states.optimizer and not layout.states_away else 1.0
     return max(found.allocated_bytes - static.get("optimizer", 0.0) * (1.0 - kept), sum(static.values()))
 
 

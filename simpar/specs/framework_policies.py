@@ -82,9 +82,8 @@ class Kernels(Policy):
         weight_gradients: weight-gradient tensors in a backward, as wide as activations, real or (where the matmul accumulates in
             place) placeholders: none, each (one at a time), shapes (one of every shape, kept for good).
         grouped_weight_gradients: the same of grouped expert matmuls.
-        static_expert_rows: without a capacity an expert rank has room for the rows of all, as shapes are fixed before the router
-            runs.
-        one_hot_dispatch: with a capacity, rows go to their experts and back by products with a one-hot mask of the places there.
+        static_routing: shapes are fixed before the router runs: with a capacity rows go to their experts and back by products with
+            a one-hot mask of the places there, without one each expert rank has room for the rows of all.
         experts_in_one_kernel: the local experts' products are one kernel (torch._grouped_mm), not one each on several streams (TE).
         whole_embedding_gradient: of a vocabulary split over tensor ranks the accumulating gradient is whole (DTensor).
         tp_backward_overlap: the backward all-reduce / reduce-scatter runs beside the weight-gradient matmul.
@@ -142,8 +141,7 @@ class Kernels(Policy):
     wgrad_accumulation_fusion: bool = True
     weight_gradients: Placeholders = "each"
     grouped_weight_gradients: Placeholders = "each"
-    static_expert_rows: bool = False
-    one_hot_dispatch: bool = False
+    static_routing: bool = False
     experts_in_one_kernel: bool = False
     whole_embedding_gradient: bool = False
     tp_backward_overlap: bool = True

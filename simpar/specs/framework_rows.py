@@ -375,7 +375,7 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
         (Row((2023, 6),
              {**_TORCH, "compile": True, "abilities": (), "fused_activation": True, "fused_residual": True, "fused_rope": True,
               "zero_stage_default": 3, "parameter_bytes": 0.0, "attention": (("", "fa2"), ("hopper", "cudnn")),
-              "one_hot_dispatch": True, "static_expert_rows": True},
+              "static_routing": True},
              "MaxText on XLA (SPMD FSDP), fusions assumed equal to a compiled torch graph; layers/moe.py dense_matmul: with a "
              "capacity_factor einsums of each sequence with its mask, without a buffer for the worst case (ROCm blog, 2026-06)"),),
     ),
