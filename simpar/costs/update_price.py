@@ -14,7 +14,7 @@ from simpar.parallel.optimizers import NEWTON_SCHULZ_STEPS, Matrix, dealt_out, m
 from simpar.parallel.traffic import tensor_parameters
 from simpar.parallel.work import Collective, Dimension, Gemm, HostCopy, MemoryWork, OptimizerWork, Work
 from simpar.specs.hardware import HardwareProfile
-from simpar.specs.optimizers import ADAM_BYTES
+from simpar.specs.optimizers import ADAM_BYTES, Factors
 
 HOST_ADAM_BYTES_PER_S = 25e9
 """Host memory traffic of one GPU's share of a CPU Adam step. Assumed: a two-socket host's 400 GB/s at half efficiency over 8."""
@@ -24,6 +24,9 @@ loop over tensors alone)."""
 MATRIX_BYTES = 2.0
 """Per weight of a momentum or an update on its way between the ranks that share a matrix: 16 bits, as in Liu et al. 2025 ("Muon is
 scalable for LLM training")."""
+DECOMPOSITION_SHARE = 0.03
+"""Of a GPU's fp32 peak that decompositions of symmetric matrices reach. cuSOLVER's eigenvalues use less than 3 % of an H100 (arXiv
+2410.02170); QR decompositions and other GPUs are assumed alike."""
 Pricing = Callable[[Work], Price]
 
 
@@ -66,12 +69,16 @@ def update_price(layout: Layout, stages: Sequence[int], work: Pricing, norm_s: f
     if not layout.plan.shard_experts and weights[1] and layout.placement("edp").size > 1:
         gathers.append(work(Collective("all_reduce", weights[1] * layout.state_bytes.reduce, "edp")))
     cut: list[Price] = []
-    if kind.orthogonalises:
+    if kind.whole:
         found = tuple(m for m in matrices(blocks) if not m.outside)
         for expert in (False, True):
             same = tuple(m for m in found if m.expert is expert)
-            owned = dealt_out(same, shards[expert])
-            parts += [scaled(p, calibration.compute) for p in _newton_schulz(layout, [m.joined for m in owned], work)]
+            owned = dealt_out(kind, same, shards[expert])
+            joined = [m.joined for m in owned]
+            products = (
+                _preconditioning(layout, kind.factors, joined, work) if kind.factors else _newton_schulz(layout, joined, work)
+            )
+            parts += [scaled(price, calibration.compute) for price in products]
             cut += _tensor_gathers(owned, work, expert=expert)
             gathers += _matrix_gathers(layout, same, work, expert=expert)
     slow = layout.hardware.node.host_slowdown * calibration.host
@@ -111,6 +118,23 @@ def _newton_schulz(layout: Layout, held: Sequence[Matrix], work: Pricing) -> lis
     for (a, b), count in shapes.items():
         products = [work(Gemm(a, n, k, dtype, "forward")) for n, k in ((a, b), (a, a), (b, a))]
         found += [scaled(price, float(count * NEWTON_SCHULZ_STEPS)) for price in products]
+    return found
+
+
+def _preconditioning(layout: Layout, factors: Factors, held: Sequence[Matrix], work: Pricing) -> list[Price]:
+    """Products of both sides' factors in fp32, side by side, and a step's share of their decompositions."""
+    sides: Counter[tuple[int, int]] = Counter()
+    for matrix in held:
+        for side, across, many in factors.sides(matrix.rows, matrix.columns):
+            sides[side, across] += matrix.count * many
+    rate = DECOMPOSITION_SHARE * layout.hardware.gpu.peak_flops["fp32"].value
+    found = []
+    for (n, across), count in sides.items():
+        found.append(scaled(work(Gemm(n, n, across, "fp32", "forward")), float(count)))
+        found.append(scaled(work(Gemm(n, across, n, "fp32", "forward")), float(count * (factors.products - 1))))
+        found.append(scaled(work(Gemm(n, n, n, "fp32", "forward")), count / factors.every))
+        seconds = count / factors.every * factors.decomposition * n**3 / rate
+        found.append(Price(seconds, 0.5 * seconds, 2.0 * seconds, Provenance.ASSUMED))
     return found
 
 

@@ -44,6 +44,8 @@ OPTIMIZERS: Final = (
     (r"\blion\b", "lion"),
     (r"bf16 (moments|states)|(moments|states) (in|of) bf16|precision-aware(?!.*fp32 moments)", "adamw-bf16-moments"),
     (r"muon", "muon"),
+    (r"\bsoap\b", "soap"),
+    (r"shampoo", "shampoo"),
     (r"adafactor", "adafactor"),
     (r"sgd(?!.*momentum)|sgd.*\b(?:no|without|zero) momentum|sgd.*momentum[ =:]*0(?:\.0)?(?![.\d])", "sgd"),
     (r"sgd", "sgd-momentum"),

@@ -22,6 +22,7 @@ from simpar.interop.megatron_model import model_flags, vocabulary_flags
 from simpar.specs.architecture import ArchitectureSpec, TokenModel
 from simpar.specs.framework_releases import month_of
 from simpar.specs.model import TransformerSpec
+from simpar.specs.optimizers import KINDS
 from simpar.specs.scenario import Scenario
 
 PRECISION = {
@@ -45,6 +46,7 @@ _OPTIMIZERS = {
     "sgd": ["--optimizer sgd", "--sgd-momentum 0.0"],
     "sgd-momentum": ["--optimizer sgd", "--sgd-momentum 0.9"],
     "muon": ["--optimizer muon"],
+    "soap": ["--optimizer soap"],
 }
 _BACKENDS = {"fa1": "flash", "fa2": "flash", "fa3": "flash", "cudnn": "fused", "unfused": "unfused"}
 _DISPATCHERS = {
@@ -127,8 +129,8 @@ def _training_rules(scenario: Scenario) -> Iterator[Violation]:
         yield Violation("training.optimizer", training.optimizer, "no flags of Megatron-LM say this", right)
     if (kernel := training.attention_kernel) in ("fa4", "flex", "efficient"):
         yield Violation("training.attention_kernel", kernel, "Megatron-LM has no such kernel", "auto, fa2, fa3, cudnn or unfused")
-    if training.optimizer == "muon" and plan.zero_stage > 1:
-        rule = "Megatron-LM's muon shards optimizer states at most (layer_wise_optimizer.py)"
+    if KINDS[training.optimizer].whole and plan.zero_stage > 1:
+        rule = f"Megatron-LM's {training.optimizer} shards optimizer states at most (layer_wise_optimizer.py)"
         yield Violation("plan.zero_stage", plan.zero_stage, rule, "0 or 1, or optimizer = adamw")
     if training.cuda_graphs and recompute_of(scenario).granularity == "full":
         yield Violation(

@@ -298,7 +298,7 @@ def _optimizer(f: Flags) -> dict[str, Any]:
     momentum, moments = f.fraction("sgd-momentum", 0.9), (f.text("exp-avg-dtype", "fp32"), f.text("exp-avg-sq-dtype", "fp32"))
     if moments not in (("fp32", "fp32"), ("bf16", "bf16")):
         f.warnings.append(f"--exp-avg-dtype {moments[0]} --exp-avg-sq-dtype {moments[1]}: taken as fp32")
-    known = {"adam": "adamw", "sgd": "sgd-momentum" if momentum else "sgd", "muon": "muon", "dist_muon": "muon"}
+    known = {"adam": "adamw", "sgd": "sgd-momentum" if momentum else "sgd", "muon": "muon", "dist_muon": "muon", "soap": "soap"}
     if name not in known:
         f.warnings.append(f"--optimizer {name}: taken as adam")
     found = known.get(name, "adamw")

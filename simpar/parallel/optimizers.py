@@ -1,4 +1,4 @@
-"""The matrices that an optimizer works on as a whole (Muon), and what it keeps beside its moments (Adafactor)."""
+"""The matrices that an optimizer works on as a whole (Muon, SOAP, Shampoo), and what it keeps beside its moments (Adafactor)."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ def _lora(local: LocalLayer, node: Node) -> list[Matrix]:
 
 def more_moments(kind: OptimizerKind, blocks: Iterable[LocalBlock]) -> tuple[float, float]:
     """Bytes by which the moments of these blocks' (dense, expert) weights exceed `kind.moments` per weight, on one rank before
-    they are sharded: of tables and vectors, and the rows and columns of a factored moment."""
-    if kind.moments == kind.other_moments:
+    they are sharded: of tables and vectors, the rows and columns of a factored moment, and preconditioners of whole matrices."""
+    if kind.moments == kind.other_moments and kind.factors is None:
         return 0.0, 0.0
     found = [0.0, 0.0]
     for block in blocks:
@@ -118,8 +118,11 @@ def more_moments(kind: OptimizerKind, blocks: Iterable[LocalBlock]) -> tuple[flo
         if block.options.lora_rank:
             others = [block.lora_parameters - block.lora_experts, block.lora_experts]
         for matrix in matrices([block]):
-            if kind.orthogonalises and matrix.outside:
+            if kind.whole and matrix.outside:
                 continue
+            if kind.factors is not None:
+                sides = kind.factors.sides(matrix.joined.rows, matrix.joined.columns)
+                found[matrix.expert] += 4.0 * kind.factors.kept * matrix.count * sum(side**2 * many for side, _, many in sides)
             others[matrix.expert] -= matrix.weights
             if kind.factored:
                 found[matrix.expert] += 4.0 * matrix.count * (matrix.rows + matrix.columns)
@@ -128,14 +131,14 @@ def more_moments(kind: OptimizerKind, blocks: Iterable[LocalBlock]) -> tuple[flo
     return found[0], found[1]
 
 
-def dealt_out(found: tuple[Matrix, ...], shards: int) -> tuple[Matrix, ...]:
-    """The matrices of the fullest of `shards` ranks when whole matrices are dealt out to them, the largest first to the one with
+def dealt_out(kind: OptimizerKind, found: tuple[Matrix, ...], shards: int) -> tuple[Matrix, ...]:
+    """The matrices of the busiest of `shards` ranks when whole matrices are dealt out to them, the largest first to the one with
     the fewest weights (Megatron-LM layer_wise_optimizer.py)."""
-    return _dealt_out(found, shards) if shards > 1 else found
+    return _dealt_out(kind, found, shards) if shards > 1 else found
 
 
 @lru_cache(maxsize=512)
-def _dealt_out(found: tuple[Matrix, ...], shards: int) -> tuple[Matrix, ...]:
+def _dealt_out(kind: OptimizerKind, found: tuple[Matrix, ...], shards: int) -> tuple[Matrix, ...]:
     alone = [one for m in found for one in [replace(m, count=1)] * m.count]
     heap = [(0.0, rank) for rank in range(shards)]
     held: list[list[Matrix]] = [[] for _ in range(shards)]
@@ -143,7 +146,19 @@ def _dealt_out(found: tuple[Matrix, ...], shards: int) -> tuple[Matrix, ...]:
         weights, rank = heapq.heappop(heap)
         held[rank].append(matrix)
         heapq.heappush(heap, (weights + matrix.weights, rank))
-    return tuple(max(held, key=newton_schulz_flops))
+    return tuple(max(held, key=lambda own: whole_flops(kind, own)))
+
+
+def whole_flops(kind: OptimizerKind, found: Iterable[Matrix]) -> float:
+    """FLOPs of an update's products of these matrices, and of their preconditioners' decompositions, in a step."""
+    if kind.factors is None:
+        return newton_schulz_flops(found)
+    total, factors = 0.0, kind.factors
+    for matrix in found:
+        for side, across, many in factors.sides(matrix.rows, matrix.columns):
+            each = 2.0 * factors.products * side**2 * across + (2.0 + factors.decomposition) * side**3 / factors.every
+            total += matrix.count * many * each
+    return total
 
 
 def newton_schulz_flops(found: Iterable[Matrix]) -> float:

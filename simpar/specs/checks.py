@@ -17,6 +17,7 @@ from simpar.specs.framework_words import Ability
 from simpar.specs.hardware import HardwareProfile, load_hardware
 from simpar.specs.losses import losses_of
 from simpar.specs.model import CnnSpec, MlpSpec, MoeSpec, TransformerSpec
+from simpar.specs.optimizers import KINDS
 from simpar.specs.plan import PlanSpec, RecomputeSpec
 from simpar.specs.recompute_modules import MODULES
 from simpar.specs.reference import NO_EXPERTS, expert_model, rules_of_all
@@ -187,8 +188,8 @@ def _plan(scenario: Scenario, schedules: Sequence[str] | None) -> Iterator[Viola
     if sorted(plan.placement.split("-")) != sorted(DIMENSIONS):
         rule = "must name each of tp, cp, ep, dp, pp once, joined by '-', fastest first"
         yield Violation("plan.placement", plan.placement, rule, 'such as "tp-cp-ep-dp-pp"')
-    if scenario.training.optimizer == "muon" and plan.offload.optimizer:
-        rule = "muon multiplies whole matrices, which stay on the device"
+    if KINDS[scenario.training.optimizer].whole and plan.offload.optimizer:
+        rule = f"{scenario.training.optimizer} multiplies whole matrices, which stay on the device"
         yield Violation("plan.offload.optimizer", True, rule, 'false, or training.optimizer = "adamw"')
     yield from _schedule(plan, schedules)
     yield from _recompute(plan)

@@ -12,7 +12,7 @@ from simpar.specs.framework_words import Ability
 from simpar.specs.scenario_spec import Scenario
 from simpar.specs.training import BELOW_16_BITS
 
-NARROW: Final = ("adamw-8bit", "adamw-8bit-paged", "adamw-4bit", "adamw-fp8", "lion", "adamw-fused", "adamw-foreach")
+NARROW: Final = ("adamw-8bit", "adamw-8bit-paged", "adamw-4bit", "adamw-fp8", "lion", "shampoo", "adamw-fused", "adamw-foreach")
 """Optimizers of torch.optim, torchao, bitsandbytes and their like."""
 
 _ASKS: Final[tuple[tuple[Ability, str, Callable[[Scenario], object]], ...]] = (

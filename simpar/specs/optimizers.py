@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -19,15 +21,44 @@ _multi_tensor_adamw)."""
 
 
 @dataclass(frozen=True, slots=True)
+class Factors:
+    """Kronecker factors that precondition a matrix of weights: fp32 matrices n x n for each of its two sides, n long.
+
+    Attributes:
+        kept: of them for a side: the statistics of its gradients, and what is made of those.
+        products: of one of them and a matrix as large as the weights, every step; the statistics' own product is one.
+        every: steps between two decompositions, each with one product n x n x n.
+        decomposition: its FLOPs over n^3.
+        largest: a longer side has none, or is cut into blocks of at most so many where `blocked`.
+    """
+
+    kept: int
+    products: int
+    every: int
+    decomposition: float
+    largest: int
+    blocked: bool = False
+
+    def sides(self, rows: int, columns: int) -> Iterator[tuple[int, int, int]]:
+        """(Length of a side, of the one across, how many such) of a matrix, block by block."""
+        pieces = [math.ceil(n / self.largest) if self.blocked else 1 for n in (rows, columns)]
+        a, b = (math.ceil(n / k) for n, k in zip((rows, columns), pieces, strict=True))
+        for side, across in ((a, b), (b, a)):
+            if side <= self.largest:
+                yield side, across, math.prod(pieces)
+
+
+@dataclass(frozen=True, slots=True)
 class OptimizerKind:
     """One kind of optimizer.
 
     Attributes:
         moments: bytes kept per weight of a matrix.
-        other_moments: the same of every other weight: norms and biases, for Muon embedding and head too.
+        other_moments: the same of every other weight: norms and biases, where whole matrices are worked on embedding and head too.
         passes_bytes: HBM bytes per weight of a matrix beyond gradient, weight and moments.
         factored: keeps one fp32 value per row and column of a matrix instead of a moment.
         orthogonalises: multiplies whole matrices (Newton-Schulz).
+        factors: preconditions whole matrices.
         own_width: moments have a width of their own; else they are as wide as the weight that is updated (4 bytes above).
         paged: moments live in host memory and visit the device tensor by tensor.
         synchronises: the host waits for the device after each tensor.
@@ -39,10 +70,16 @@ class OptimizerKind:
     passes_bytes: float = 0.0
     factored: bool = False
     orthogonalises: bool = False
+    factors: Factors | None = None
     own_width: bool = False
     paged: bool = False
     synchronises: bool = False
     kernel: Literal["", "fused", "foreach"] = ""
+
+    @property
+    def whole(self) -> bool:
+        """Works on whole matrices; embedding and head are left to Adam."""
+        return self.orthogonalises or self.factors is not None
 
     def beside(self, weight_bytes: float) -> OptimizerKind:
         """This kind for weights that are kept in `weight_bytes` (torch.optim: states in the weight's dtype)."""
@@ -92,6 +129,17 @@ KINDS: Final[dict[str, OptimizerKind]] = {
     "adafactor": OptimizerKind(0.0, 4.0, passes_bytes=12.0, factored=True),
     # One momentum; its 16-bit copy goes into the iteration and the update comes out of it (2 bytes each).
     "muon": OptimizerKind(4.0, 8.0, passes_bytes=4.0, orthogonalises=True),
+    # Vyas et al. 2024, nikhilvyas/SOAP soap.py: Adam in the eigenbasis of both sides' statistics. Gradient and momentum are rotated
+    # into it and the update back; every 10 steps one power iteration and a QR decomposition, Q formed (8/3 n^3). The three rotated
+    # matrices are read or written once more (4 bytes each).
+    "soap": OptimizerKind(
+        passes_bytes=12.0, factors=Factors(kept=2, products=4, every=10, decomposition=8.0 / 3.0, largest=10_000)
+    ),
+    # facebookresearch/optimizers distributed_shampoo, as its README's examples: roots of both sides' statistics by eigenvalues
+    # (9 n^3, Golub and Van Loan 8.3) every 100 steps, blocks of 8,192, grafted onto Adam, whose step length takes two norms more.
+    "shampoo": OptimizerKind(
+        passes_bytes=12.0, factors=Factors(kept=2, products=2, every=100, decomposition=9.0, largest=8192, blocked=True)
+    ),
     "none": OptimizerKind(0.0, 0.0),
 }  # fmt: skip
 """By the name in `training.optimizer`; a new one is a line here."""
