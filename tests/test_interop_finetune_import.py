@@ -85,7 +85,7 @@ PLANS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"zero_stage": 3, "reshard_after_forward": False, "shard_size": 4, "recompute": "none"}, {}),
     ({"zero_stage": 3, "offload": {"optimizer": True, "parameters": True}}, {}),
     ({"zero_stage": 0}, {"trainable": "lora", "lora_rank": 8, "lora_modules": "all", "base_weights": "nf4-double"}),
-    ({"zero_stage": 0}, {"trainable": "lora", "base_weights": "int8", "lora_dropout": 0.1}),
+    ({"zero_stage": 0}, {"trainable": "lora", "base_weights": "int8", "lora_dropout": 0.1, "dora": True}),
     ({"zero_stage": 3}, {"fused_kernels": ["norm", "rope"], "cross_entropy": "linear"}),
     ({"zero_stage": 0}, {"trainable": "lora", "lora_modules": "qv"}),
     ({"zero_stage": 0}, {"trainable": "lora", "lora_modules": "mlp"}),
@@ -101,7 +101,7 @@ TUNES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"zero_stage": 3, "offload": {"optimizer": True, "parameters": True, "activations": 1.0}}, {}),
     ({"zero_stage": 3}, {"trainable": "lora", "lora_rank": 8, "lora_modules": "all", "base_weights": "nf4-double"}),
     ({"zero_stage": 3}, {"optimizer": "adamw-foreach"}),
-    ({"zero_stage": 3}, {"trainable": "lora", "lora_modules": "mlp"}),
+    ({"zero_stage": 3}, {"trainable": "lora", "lora_modules": "mlp", "dora": True}),
 ]
 
 

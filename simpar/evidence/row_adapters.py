@@ -32,7 +32,8 @@ _BASES: Final = (
 
 def adapted(row: Row) -> bool:
     """Whether low-rank adapters are trained and nothing else: the task says so, or a column has their rank."""
-    return re.search(r"(?<!no )(?<!without )lora", str(row.get("task") or ""), re.IGNORECASE) is not None or _rank(row) > 0
+    named = re.search(r"(?<!no )(?<!without )(?:lora|\bdora\b)", str(row.get("task") or ""), re.IGNORECASE)
+    return named is not None or _rank(row) > 0
 
 
 def adapters_of(row: Row, framework: FrameworkSpec) -> dict[str, Any]:
@@ -50,6 +51,8 @@ def adapters_of(row: Row, framework: FrameworkSpec) -> dict[str, Any]:
     dropped = re.search(r"lora[\w ,-]*?dropout (?:of )?(0?\.\d+)", text, re.IGNORECASE)
     if dropout := float(row.get("lora_dropout") or (dropped[1] if dropped else 0.0)):
         table["lora_dropout"] = dropout
+    if re.search(r"(?<!no )(?<!without )\bdora\b", text, re.IGNORECASE):
+        table["dora"] = True
     if several or "several adapters" in text:
         table["lora_adapters"] = int(several[1]) if several else _SEVERAL
     said = f"{text} {precision} {row.get('quantization') or ''}"

@@ -73,7 +73,12 @@ def _product(layer: Layer, node: Einsum | Convolution, plan: KernelPlan) -> Kern
     """A product keeps its operands: the weight is there anyway, the input in the format in which it is multiplied.
 
     A frozen one keeps nothing, but each low-rank pair beside it what it reads: where that was cast or elements are dropped, a copy.
+    Magnitudes keep both results that they scale.
     """
+    if (pairs := plan.pairs) and pairs.magnitudes and pairs.adapted(node):
+        found = _product(layer, node, replace(plan, pairs=replace(pairs, dora=False)))
+        scaled = Kept(f"{node.name}_scaled", layer.tensor[node.outputs[0]].axes, pairs.magnitudes.kept)
+        return replace(found, keeps=(*found.keeps, scaled))
     if (pairs := plan.pairs) and pairs.kept and pairs.adapted(node):
         copy = Kept(f"{node.name}_adapter_in", layer.tensor[node.inputs[0]].axes, pairs.kept * pairs.of(node))
         return Kernel(node, keeps=(copy, kept_whole(layer, node.inputs[0])) if plan.frozen_inputs else (copy,))

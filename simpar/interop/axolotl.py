@@ -74,7 +74,7 @@ def configuration(scenario: Scenario) -> dict[str, Any]:
         found |= {
             "adapter": "qlora" if quantised.startswith("nf4") else "lora", "lora_r": training.lora_rank,
             "lora_alpha": 2 * training.lora_rank, "lora_target_modules": lora_modules(scenario),
-            "lora_dropout": training.lora_dropout,
+            "lora_dropout": training.lora_dropout, "peft_use_dora": training.dora,
             "load_in_4bit": quantised.startswith("nf4"), "load_in_8bit": quantised == "int8",
         }  # fmt: skip
     found |= _kernels(scenario) | _sharding(scenario)

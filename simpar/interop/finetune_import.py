@@ -73,12 +73,12 @@ DIALECTS: Final[dict[str, _Dialect]] = {
             "bf16": "bf16", "fp16": "fp16", "packing": "sample_packing", "attention": "attn_implementation", "rank": "lora_r",
             "targets": "lora_target_modules", "deepspeed": "deepspeed", "fsdp": "fsdp", "fsdp_config": "fsdp_config",
             "tp": "tensor_parallel_size", "cp": "context_parallel_size", "shards": "dp_shard_size", "replicas": "dp_replicate_size",
-            "4bit": "load_in_4bit", "8bit": "load_in_8bit", "dropout": "lora_dropout",
+            "4bit": "load_in_4bit", "8bit": "load_in_8bit", "dropout": "lora_dropout", "dora": "peft_use_dora",
         },
         {"length": 512, "micro": 1, "bf16": "auto", "nested": True},
         ("rl", "reward_model", "process_reward_model", "unfrozen_parameters", "relora", "relora_steps", "lisa_n_layers", "qat",
          "expert_parallel_size", "pipeline_parallel_size", "gptq", "max_packed_sequence_len"),
-        (*_SHARED, "fp8", "lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "flash_attn_fuse_mlp", "peft_use_dora",
+        (*_SHARED, "fp8", "lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "flash_attn_fuse_mlp",
          "activation_offloading", "unsloth_lora_mlp", "layer_offloading"),
         ("adapter", None),
     ),
@@ -88,12 +88,13 @@ DIALECTS: Final[dict[str, _Dialect]] = {
         {
             **_TRAINER, "length": "cutoff_len", "packing": "packing", "attention": "flash_attn", "rank": "lora_rank",
             "targets": "lora_target", "liger": "enable_liger_kernel", "pure": "pure_bf16", "dropout": "lora_dropout",
+            "dora": "use_dora",
         },
         {"length": 2048, "micro": 8, "rank": 8, "targets": "all", "nested": True, "checkpointing": True,
          "attention": "auto", "pure": False},
         ("use_galore", "use_apollo", "use_badam", "use_muon", "use_adam_mini", "use_unsloth", "mixture_of_depths", "use_llama_pro",
          "use_kt", "use_mca", *(f"{kind}_model_parallel_size" for kind in ("tensor", "pipeline", "expert"))),
-        (*_SHARED, "use_unsloth_gc", "fp8", "use_dora", "shift_attn", "upcast_layernorm"),
+        (*_SHARED, "use_unsloth_gc", "fp8", "shift_attn", "upcast_layernorm"),
         ("finetuning_type", "lora"),
         {"stage": ("sft", "pt"), "finetuning_type": ("lora", "full")},
     ),
@@ -104,11 +105,11 @@ DIALECTS: Final[dict[str, _Dialect]] = {
             **_TRAINER, "length": "max_length", "packing": "packing", "attention": "attn_implementation", "rank": "lora_r",
             "targets": "lora_target_modules", "liger": "use_liger_kernel", "nested": "use_bnb_nested_quant",
             "offload": "activation_offloading", "4bit": "load_in_4bit", "8bit": "load_in_8bit", "dtype": "dtype",
-            "dropout": "lora_dropout",
+            "dropout": "lora_dropout", "dora": "use_dora",
         },
         {"length": 1024, "micro": 8, "checkpointing": True, "bf16": "auto", "dtype": "float32", "dropout": 0.05},
         ("beta", "max_prompt_length", "num_generations", "reward_model_path", "teacher_model_name_or_path"),
-        (*_SHARED, "use_dora", "padding_free"),
+        (*_SHARED, "padding_free"),
         ("use_peft", False),
     ),
 }  # fmt: skip
@@ -287,7 +288,7 @@ class _Run:
         if modules == "attention" and names != set(ATTENTION):
             self.warnings.append(f"adapters on {', '.join(sorted(names))}: taken to be on the four matmuls of attention")
         training |= {"trainable": "lora", "lora_rank": self.number("rank", 16), "lora_modules": modules}
-        training["lora_dropout"] = self.get("dropout") or 0.0
+        training |= {"lora_dropout": self.get("dropout") or 0.0, "dora": bool(self.get("dora"))}
         bits = self.table.get("quantization_bit") or (4 if self.get("4bit") or kind == "qlora" else 8 if self.get("8bit") else 0)
         twice = self.table.get("double_quantization", self.get("nested"))
         training["base_weights"] = {4: "nf4-double" if twice else "nf4", 8: "int8"}.get(bits, "auto")

@@ -122,6 +122,7 @@ def sft_arguments(scenario: Scenario) -> dict[str, Any]:
             "lora_target_modules": lora_modules(scenario), "load_in_8bit": training.base_weights == "int8",
             "load_in_4bit": training.base_weights.startswith("nf4"), "bnb_4bit_quant_type": "nf4",
             "use_bnb_nested_quant": training.base_weights == "nf4-double", "lora_dropout": training.lora_dropout,
+            "use_dora": training.dora,
         }  # fmt: skip
     return found
 

@@ -95,7 +95,7 @@ def configuration(scenario: Scenario) -> dict[str, Any]:
             "lora_attn_modules": {"qv": list(QV), "mlp": []}.get(training.lora_modules, [*ATTENTION[:3], "output_proj"]),
             "apply_lora_to_mlp": training.lora_modules in ("all", "mlp"),
             "lora_rank": training.lora_rank, "lora_alpha": 2 * training.lora_rank,
-            "lora_dropout": training.lora_dropout,
+            "lora_dropout": training.lora_dropout, "use_dora": training.dora,
         }  # fmt: skip
     found: dict[str, Any] = {
         "output_dir": "out", "model": model,

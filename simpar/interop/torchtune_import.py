@@ -27,7 +27,7 @@ _ANOTHER: Final = (
     "reward_and_value_model",
     "expert_parallel_dim",
 )
-_NOTED: Final = ("enable_fp8_training", "model.apply_lora_to_output", "model.use_dora")
+_NOTED: Final = ("enable_fp8_training", "model.apply_lora_to_output")
 _ATTENTION: Final = {"q_proj", "k_proj", "v_proj", "output_proj"}
 
 
@@ -138,7 +138,7 @@ def _adapters(t: dict[str, Any], builder: str, reading: Reading, file: str) -> d
     return {
         "trainable": "lora", "lora_rank": whole(nested(t, "model.lora_rank", 8), "model.lora_rank", file),
         "lora_modules": chosen, "base_weights": "nf4-double" if quantised else "auto",
-        "lora_dropout": nested(t, "model.lora_dropout", 0.0),
+        "lora_dropout": nested(t, "model.lora_dropout", 0.0), "dora": bool(nested(t, "model.use_dora", False)),
     }  # fmt: skip
 
 

@@ -28,7 +28,7 @@ def pairs_of_run(training: TrainingSpec, library: Kernels, *, wide: bool, compil
     joined = autocast and (training.base_weights != "auto" or compiled)
     return Pairs(
         training.lora_modules, packed=library.adapters == "packed", wide=wide and not joined, autocast=autocast,
-        dropout=training.lora_dropout > 0 and not compiled,
+        dropout=training.lora_dropout > 0 and not compiled, dora=training.dora,
     )  # fmt: skip
 
 
@@ -39,13 +39,14 @@ def pairs_of(local: LocalLayer, node: Node) -> Pairs | None:
 
 
 def trained_weights(local: LocalLayer, node: Node) -> float:
-    """Trained weights beside `node`: r (k + n), of several pairs r k each."""
+    """Trained weights beside `node`: r (k + n), of several pairs r k each, and n magnitudes."""
     if (pairs := pairs_of(local, node)) is None:
         return 0.0
     assert isinstance(node, Einsum)
     whole = local.product(node, "forward")
     groups = whole.groups if isinstance(whole, GroupedGemm) else 1
-    return float(groups * local.options.lora_rank * _width(local, node, pairs))
+    magnitudes = whole.n * _share(local, node, pairs) if pairs.dora else 0.0
+    return float(groups * (local.options.lora_rank * _width(local, node, pairs) + magnitudes))
 
 
 def added(local: LocalLayer, node: Node, *, backward: bool) -> Iterator[tuple[str, Work, int]]:
@@ -73,9 +74,37 @@ def added(local: LocalLayer, node: Node, *, backward: bool) -> Iterator[tuple[st
     else:
         moved, kernels = scaled * out + 6.0 * (source if backward else out), 2
     yield f".add{suffix}", MemoryWork("residual", moved, kernels * count, implementation), kernels * count
+    yield from _magnitudes(local, node, pairs, backward=backward)
 
 
-def _matmul(local: LocalLayer, node: Einsum, pairs: Pairs, direction: Direction) -> Work:
+def _magnitudes(local: LocalLayer, node: Einsum, pairs: Pairs, *, backward: bool) -> Iterator[tuple[str, Work, int]]:
+    """What magnitudes add to a pair's pass.
+
+    Forward: the pair's product of a unit matrix, which is the weights' change; the norms of the changed weights; the results of
+    product and pair scaled and summed. Backward of the scaling: no gradient passes through the norms.
+    """
+    if (moves := pairs.magnitudes) is None:
+        return
+    count, suffix, implementation = pairs.of(node), ".backward" if backward else "", local.options.memory_implementation
+    share = _share(local, node, pairs)
+    if pairs.repeats:
+        yield f".repeated{suffix}", local.product(node, "dgrad" if backward else "forward"), count
+    if not backward:
+        change, rows = _matmul(local, node, pairs, "forward"), local.product(node, "forward").k
+        if isinstance(change, GroupedGemm):
+            yield ".change", change._replace(tokens=change.groups * rows), 2 * count
+        else:
+            yield ".change", change._replace(m=rows), 2 * count
+        each, kernels = moves.norms
+        moved = share * local.shards.weights(node) * (each + local.options.dequantised_bytes)
+        yield ".norms", MemoryWork("residual", moved, kernels * count, implementation), kernels * count
+    if not local.options.kernels.library.fused_residual:
+        each, kernels = moves.backward if backward else moves.forward
+        moved = each * share * local.shards.local(local.axes(node.outputs[0]), local.layout(node))
+        yield f".magnitudes{suffix}", MemoryWork("residual", moved, kernels * count, implementation), kernels * count
+
+
+def _matmul(local: LocalLayer, node: Einsum, pairs: Pairs, direction: Direction) -> Gemm | GroupedGemm:
     """All low-rank matmuls of `node` as one of their summed width (n + k columns of the rank; k for each pair)."""
     whole, rank, dtype = local.product(node, direction), local.options.lora_rank, "fp32" if pairs.in_fp32 else "bf16"
     width = _width(local, node, pairs)

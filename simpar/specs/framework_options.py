@@ -73,7 +73,8 @@ def option_conflicts(scenario: Scenario, spec: FrameworkSpec) -> Iterator[Violat
         rule = f"is more than hidden_size ({width}), the width of every matrix on one side: a pair of that rank outgrows its matrix"
         yield Violation("training.lora_rank", training.lora_rank, rule, f"at most {width}")
     if training.trainable == "all":
-        for name, default in (("base_weights", "auto"), ("lora_adapters", 1), ("lora_modules", "attention"), ("lora_dropout", 0.0)):
+        defaults = {"base_weights": "auto", "lora_adapters": 1, "lora_modules": "attention", "lora_dropout": 0.0, "dora": False}
+        for name, default in defaults.items():
             if (value := getattr(training, name)) != default:
                 yield Violation(f"training.{name}", value, "is of low-rank adaptation", 'training.trainable = "lora"')
 

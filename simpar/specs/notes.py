@@ -17,7 +17,7 @@ from simpar.specs.scenario_spec import Scenario
 from simpar.specs.stage_plan import hosts, part_notes
 from simpar.specs.training import balanced_by_bias, spread_of
 
-_OF_ADAPTERS: Final = ("lora_rank", "lora_modules", "lora_dropout", "lora_adapters", "base_weights")
+_OF_ADAPTERS: Final = ("lora_rank", "lora_modules", "lora_dropout", "dora", "lora_adapters", "base_weights")
 
 
 def scenario_notes(scenario: Scenario) -> list[str]:

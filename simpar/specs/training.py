@@ -177,6 +177,9 @@ class TrainingSpec(Spec):
     makes keys too, that one), those of feed-forwards (mlp, experts included), or every one of a layer (the router not)."""
     lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Probability with which each pair drops an element of what it reads (0 is peft's default; scripts often set 0.05 or 0.1)."""
+    dora: bool = False
+    """Each output of an adapted matmul has a trained magnitude, divided by the norm of its adapted weights, taken in every forward
+    (weight-decomposed adapters, peft's use_dora)."""
     lora_adapters: Annotated[int, Field(gt=0)] = 1
     """Adapters that are held and updated side by side; a token passes through one of them."""
     base_weights: Literal["auto", "fp32", "int8", "nf4", "nf4-double"] = "auto"
