@@ -108,7 +108,9 @@ def torchtitan_scenarios(draw: st.DrawFn) -> Scenario:
         plan["shard_size"] = degrees["dp"] * degrees["cp"] // 2
     _maybe(draw, plan, "ep", st.sampled_from((1, 2, 4, 8)))
     _maybe(draw, plan, "ep_dispatcher", st.sampled_from(("alltoall", "deepep")))
-    plan["recompute"] = draw(st.sampled_from(("none", "full", {"granularity": "selective", "modules": ["op"]})))
+    plan["recompute"] = draw(
+        st.sampled_from(("none", "full", {"granularity": "selective", "modules": ["op"]}, {"granularity": "full", "every": 3}))
+    )
     training = _training(draw, degrees["dp"])
     _maybe(draw, training, "precision", st.sampled_from(("bf16", "fp8")))
     _maybe(draw, training, "optimizer", st.sampled_from(("adamw", "adam")))

@@ -155,7 +155,7 @@ selective_ac_option = "2"
     assert training.compile
     assert training.loss_parallel is False
     assert not isinstance(plan.recompute, str)
-    assert plan.recompute.num_layers == 20
+    assert plan.recompute.every == 2
     assert found.warnings == ()
 
 

@@ -54,13 +54,18 @@ def test_recomputation(word: str, granularity: str) -> None:
 @pytest.mark.parametrize(
     ("word", "layers"),
     [
-        ("1/2 of layers", 2), ("0.5 of layers", 2), ("50 % of the layers", 2), ("8 of 32 layers", 1), ("every 2nd layer", 2),
-        ("full (every 4th layer)", 1), ("full (block, 3 layers)", 3),
+        ("1/2 of layers", 2), ("0.5 of layers", 2), ("50 % of the layers", 2), ("8 of 32 layers", 1),
+        ("full (block, 3 layers)", 3),
     ],
 )  # fmt: skip
 def test_recomputation_of_a_share_of_the_layers(word: str, layers: int) -> None:
     found = scenario(recompute=word).plan.recompute  # 4 layers in each of 8 stages
     assert found == RecomputeSpec(granularity="full", method="block", num_layers=layers)
+
+
+@pytest.mark.parametrize(("word", "every"), [("every 2nd layer", 2), ("full (every 4th layer)", 4), ("every second layer", 2)])
+def test_recomputation_of_every_nth_layer(word: str, every: int) -> None:
+    assert scenario(recompute=word).plan.recompute == RecomputeSpec(granularity="full", every=every)
 
 
 def test_modules_named_beside_a_recomputation_that_is_on() -> None:

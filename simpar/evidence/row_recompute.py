@@ -28,8 +28,8 @@ _BLOCK: Final = re.compile(r"\bblock\b\D{0,20}(\d+)", re.IGNORECASE)
 """Full recomputation of so many layers of each virtual stage and no others: Megatron-LM's --recompute-method block."""
 
 _SHARE: Final = re.compile(r"(\d*\.?\d+) ?(?:(%)|(?:/|(?:out )?of) ?(\d+))? ?(?:of )?(?:all |the )*layers", re.IGNORECASE)
-_EVERY: Final = re.compile(r"every (?:(\d+)(?:nd|rd|th)|second) layer", re.IGNORECASE)
-"""A share of the layers: 1/2, 0.5, 50 % or 8 of 32 of them, every 2nd."""
+_EVERY: Final = re.compile(r"every (?:([1-9]\d*)(?:nd|rd|th)|second) layer", re.IGNORECASE)
+"""A share of the layers: 1/2, 0.5, 50 % or 8 of 32 of them; every 2nd."""
 _SOME_AGAIN: Final = re.compile(r"select|\bsac\b|partial", re.IGNORECASE)
 _ALL_AGAIN: Final = re.compile(
     r"^\s*(?:yes|on|true|enabled|uniform)\b|^\s*1\s*$|checkpoint"
@@ -49,6 +49,8 @@ def recompute_of(row: Row, framework: FrameworkSpec, notes: list[str]) -> str | 
     if denied(word):
         return "none"
     modules = _modules(f"{word} {detail}")
+    if not modules and (every := _EVERY.search(f"{word} {detail}")):
+        return {"granularity": "full", "every": int(every[1] or 2)}
     if not modules and (share := _share(f"{word} {detail}")) is not None:
         again = int(share * (int(row["layers"]) // stages) + 1e-9)
         return {"granularity": "full", "method": "block", "num_layers": again}
@@ -87,11 +89,9 @@ def _share(text: str) -> float | None:
 
     >>> _share("1/2 of layers"), _share("0.5 of the layers"), _share("8 of 32 layers"), _share("25% of layers")
     (0.5, 0.5, 0.25, 0.25)
-    >>> _share("every second layer"), _share("block, 3 layers")
-    (0.5, None)
+    >>> _share("block, 3 layers") is None
+    True
     """
-    if every := _EVERY.search(text):
-        return 1.0 / (int(every[1] or 2) or 1)
     said = _SHARE.search(text)
     if said is None or not (said[2] or said[3] or "." in said[1]):
         return None

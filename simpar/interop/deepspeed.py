@@ -75,7 +75,7 @@ def _plan_rules(scenario: Scenario) -> Iterator[Violation]:
         rule = "DeepSpeed's pipeline cuts uniformly"
         yield Violation("plan.layers_per_stage", counts, rule, "stages that differ by one layer at most")
     spec = recompute_of(scenario)
-    if spec.granularity == "selective" or spec.num_layers is not None or spec.uniform_layers > 1:
+    if spec.granularity == "selective" or spec.num_layers is not None or spec.uniform_layers * spec.every > 1:
         yield Violation("plan.recompute", plan.recompute, "DeepSpeed checkpoints whole layers or none", "full or none")
     if means["plan.placement"] != tuple(n for n in _ORDER if n in means["plan.placement"]):
         yield Violation(

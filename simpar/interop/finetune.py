@@ -66,7 +66,7 @@ def rules(scenario: Scenario, framework: str, *, zero: Collection[int], losses: 
         if chosen not in known:
             yield Violation(path, chosen, f"{framework} does not have it", f"one of {', '.join(known)}")
     spec = recompute_of(scenario)
-    if spec.granularity == "selective" or spec.num_layers is not None or spec.uniform_layers > 1:
+    if spec.granularity == "selective" or spec.num_layers is not None or spec.uniform_layers * spec.every > 1:
         yield Violation("plan.recompute", plan.recompute, f"{framework} checkpoints every layer or none", "full or none")
     if plan.offload.activations not in (0.0, 1.0):
         yield Violation("plan.offload.activations", plan.offload.activations, "all activations go to the host or none", "0 or 1")

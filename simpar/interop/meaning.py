@@ -60,7 +60,7 @@ def recompute_of(scenario: Scenario) -> RecomputeSpec:
         if spec.num_layers >= max(stage_counts(scenario)):
             return RecomputeSpec(granularity="full")
         return RecomputeSpec(granularity="full", method="block", num_layers=spec.num_layers)
-    return RecomputeSpec(granularity="full", uniform_layers=spec.uniform_layers)
+    return RecomputeSpec(granularity="full", uniform_layers=spec.uniform_layers, every=spec.every)
 
 
 def data_ranks(scenario: Scenario) -> int:

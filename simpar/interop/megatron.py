@@ -132,7 +132,10 @@ def _training_rules(scenario: Scenario) -> Iterator[Violation]:
     if KINDS[training.optimizer].whole and plan.zero_stage > 1:
         rule = f"Megatron-LM's {training.optimizer} shards optimizer states at most (layer_wise_optimizer.py)"
         yield Violation("plan.zero_stage", plan.zero_stage, rule, "0 or 1, or optimizer = adamw")
-    if training.cuda_graphs and recompute_of(scenario).granularity == "full":
+    again = recompute_of(scenario)
+    if again.every > 1:
+        yield Violation("plan.recompute.every", again.every, "Megatron-LM recomputes the first layers of a stage or all", "1")
+    if training.cuda_graphs and again.granularity == "full":
         yield Violation(
             "training.cuda_graphs", True, "does not go with full recomputation in Megatron-LM", "recompute selective or none"
         )

@@ -215,6 +215,8 @@ def _checkpoint(scenario: Scenario) -> dict[str, Any]:
     spec = recompute_of(scenario)
     if spec.granularity == "selective":
         return {"mode": "selective", "selective_ac_option": "op"}
+    if spec.every > 1:
+        return {"mode": "selective", "selective_ac_option": str(spec.every)}
     if spec.granularity == "full" and spec.num_layers:
         return {"mode": "selective", "selective_ac_option": str(max(max(stage_counts(scenario)) // spec.num_layers, 2))}
     return {"mode": spec.granularity}

@@ -102,7 +102,7 @@ def read_table(table: dict[str, Any], file: str = "") -> Reading:
     reading.table["training"] = training = _training(values, experts=experts)
     batch = _Batch(values, plan)
     reading.finish = lambda raw, world: batch.finish(raw, world)
-    plan["recompute"] = _recompute(values, layers, plan)
+    plan["recompute"] = _recompute(values)
     training["compile"] = _compiled(values)
     if values.get("debug.moe_force_load_balance") or values.get("training.debug_moe_force_load_balance"):
         training["routing"] = {"kind": "balanced"}
@@ -267,7 +267,7 @@ def _even_counts(v: _Values, layers: int, usual: int, per_stage: Any, less: list
     return counts if min(counts) >= 0 else None
 
 
-def _recompute(v: _Values, layers: int, plan: dict[str, Any]) -> str | dict[str, Any]:
+def _recompute(v: _Values) -> str | dict[str, Any]:
     mode = str(v.get("activation_checkpoint.mode", "selective"))
     option = str(v.get("activation_checkpoint.selective_ac_option", "2"))
     if mode in ("none", "full"):
@@ -280,9 +280,7 @@ def _recompute(v: _Values, layers: int, plan: dict[str, Any]) -> str | dict[str,
     every = int(option) if option.isdigit() and int(option) else 2
     if every == 1:
         return "full"
-    # Every n-th layer of the model: as many layers of each stage, the first ones here.
-    stages = plan["pp"] * plan.get("virtual_stages", 1)
-    return {"granularity": "full", "method": "block", "num_layers": max(layers // stages // every, 1)}
+    return {"granularity": "full", "every": every}
 
 
 def _training(v: _Values, *, experts: bool) -> dict[str, Any]:

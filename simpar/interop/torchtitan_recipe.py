@@ -27,7 +27,7 @@ def limits(scenario: Scenario) -> list[str]:
         found.append(
             f"training.precision = {scenario.training.precision!r}: add a converter to model_registry(..., converters=[...])"
         )
-    if spec.granularity == "full" and spec.num_layers is not None:
+    if spec.granularity == "full" and (spec.num_layers is not None or spec.every > 1):
         found.append("plan.recompute of every n-th layer: all layers are recomputed here")
     if scenario.plan.cp > 1 and scenario.plan.cp_style == "ring":
         found.append("plan.cp_style = 'ring': context parallelism gathers keys and values here")

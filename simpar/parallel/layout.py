@@ -226,8 +226,10 @@ class Layout(Job):
         limit = spec.num_layers if spec.granularity == "full" and spec.num_layers is not None else stage.count
         narrow = int(len(network.layers) * self.framework.kernels.fp4_layers) if self.casts == "fp4" else len(network.layers)
         for offset in range(stage.count):
-            options, layer = self.options if offset < limit else plain, network.layers[stage.first + offset]
-            options = options if stage.first + offset < narrow else self.wide(options)
+            number = stage.first + offset
+            again = offset < limit and not (spec.granularity == "full" and (number + 1) % spec.every)
+            options, layer = self.options if again else plain, network.layers[number]
+            options = options if number < narrow else self.wide(options)
             if borrowed := frozenset(node for name, node in layer.shared if name in held) if layer.shared else None:
                 options = replace(options, borrowed=borrowed)
             held |= {name for name, _ in layer.shared}

@@ -233,6 +233,7 @@ def _full_recompute(recompute: RecomputeSpec) -> Iterator[Violation]:
         ("method", block, full, 'granularity = "full"'),
         ("num_layers", recompute.num_layers is not None, full and block, 'granularity = "full" and method = "block"'),
         ("uniform_layers", recompute.uniform_layers > 1, full and not block, 'granularity = "full" and method = "uniform"'),
+        ("every", recompute.every > 1, full and not block, 'granularity = "full" and method = "uniform"'),
     ):
         if given and not fits:
             yield Violation(f"plan.recompute.{field}", getattr(recompute, field), f"belongs to {right}", "leave it out")

@@ -24,6 +24,8 @@ class RecomputeSpec(Spec):
     """full: chunks of layers over the whole stage, or only the first layers."""
     uniform_layers: Degree = 1
     """full, uniform: layers per checkpointed chunk."""
+    every: Degree = 1
+    """full, uniform: only layers of the model whose number is a multiple of this (torch's checkpoint of every second layer)."""
 
 
 class OffloadSpec(Spec):
