@@ -78,6 +78,21 @@ def test_xla_on_tpus_reduces_gradients_beside_nothing() -> None:
     assert overlap(framework="maxtext", version="2025-06")[OpKind.REDUCE_GRADIENTS] > 0.7
 
 
+def test_xla_without_pipelined_collectives_gathers_and_reduces_beside_nothing() -> None:
+    """What an iteration of the scan over layers gathers and reduces ends within it."""
+    found = overlap(framework="maxtext-unpipelined", version="2026-04", hardware="mi355x")
+    assert max(found.values()) < 0.1
+    assert min(overlap(framework="maxtext", version="2026-04", hardware="mi355x").values()) > 0.7
+
+
+@pytest.mark.parametrize("hardware", ["dgx-h100", "dgx-b200"])
+def test_maxtext_has_cudnns_attention_on_nvidia_and_reduces_in_16_bits(hardware: str) -> None:
+    chosen = scenario(framework="maxtext", version="2026-04", hardware=hardware)
+    layout = Layout.of(chosen, 1)
+    assert dict(layout.framework.kernels.attention)[load_hardware(hardware).gpu.architecture] == "cudnn"
+    assert layout.state_bytes.reduce == 2.0
+
+
 def test_one_queue_only_delays() -> None:
     queued, free = prepare(scenario(tp=2)), prepare(scenario(tp=2, version="2025-11"))
     assert longest_path(queued.program, queued.table).makespan > longest_path(free.program, queued.table).makespan
@@ -162,3 +177,19 @@ def test_what_tensor_ranks_gather_along_the_sequence_is_copied_into_order() -> N
     assert copied("torchtitan", sequence_parallel=True) == [4.0 * 4096 * 4096] * 8
     assert copied("torchtitan", sequence_parallel=True, overlap_tp=True) == []
     assert copied("megatron-core", sequence_parallel=True) == []
+
+
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [
+        ({"gpu": "B200"}, "maxtext"),
+        ({"gpu": "MI355X"}, "maxtext-unpipelined"),
+        ({"gpu": "MI355X", "notes": "pipelined collectives in XLA_FLAGS"}, "maxtext"),
+        ({"gpu": "AMD Instinct MI300X", "notes": "pipelined all-gather off"}, "maxtext-unpipelined"),
+        ({"gpu": "H200", "notes": "XLA's default flags"}, "maxtext-unpipelined"),
+        ({"gpu": "H200", "notes": "no pipelined collectives"}, "maxtext-unpipelined"),
+        ({"gpu": "TPU v6e"}, "maxtext"),
+    ],
+)
+def test_whether_xla_pipelines_collectives_is_read(row: dict[str, str], name: str) -> None:
+    assert framework_of({"framework": "MaxText", **row})[0] == name

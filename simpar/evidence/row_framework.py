@@ -186,6 +186,8 @@ def framework_of(row: Row) -> tuple[str, list[str]]:
         name, notes = _named(source)
     if re.search("deepspeed", str(row.get("fsdp") or ""), re.IGNORECASE) and name in _DRIVERS:
         return "deepspeed", [f"framework {stated!r}: as deepspeed, which shards its states"]
+    if name in _UNPIPELINED and _unpipelined(row):
+        name = _UNPIPELINED[name]
     if name in _LIBRARY and _of_a_library(row):
         name = first_match(_LIBRARY[name], f"{row.get('model_name')} {row.get('arch')}")
     precision = str(row.get("precision") or "")
@@ -198,6 +200,23 @@ def framework_of(row: Row) -> tuple[str, list[str]]:
         name, what = ("torch-autocast", "plain torch under autocast") if cast else ("plain", "plain torch")
         return name, [f"framework {stated!r} unknown: {what}" if stated else f"framework not stated: {what}"]
     return name, notes
+
+
+_PIPELINED: Final = r"pipelined? (?:collectives|all-?gathers?|reduce-?scatters?)"
+"""XLA's flags that let collectives of the next iteration of a loop run beside the computation of one."""
+_NOT_PIPELINED: Final = re.compile(
+    rf"\b(?:no|without|un-?)\W?{_PIPELINED}|{_PIPELINED}{OFF}|\bxla's (?:own )?defaults?\b", re.IGNORECASE
+)
+_UNPIPELINED: Final = {"maxtext": "maxtext-unpipelined"}
+"""Framework whose recipes set these flags -> its rows without them."""
+
+
+def _unpipelined(row: Row) -> bool:
+    """Whether XLA pipelines no collectives: a run says so, or has the flags of ROCm's images."""
+    said = f"{row.get('framework')} {row.get('notes') or ''}"
+    if _NOT_PIPELINED.search(said):
+        return True
+    return re.match(r"(?:AMD )?(?:Instinct )?MI\d", str(row.get("gpu"))) is not None and re.search(_PIPELINED, said) is None
 
 
 def _of_a_library(row: Row) -> bool:

@@ -134,14 +134,16 @@ def _select(layer: Layer, node: Select, plan: KernelPlan) -> Kernel:
 
 
 def _permute(layer: Layer, node: Permute, plan: KernelPlan) -> Kernel:
-    """Rows read and written once, the router's probability of each with them; back, they are weighed by it."""
+    """Rows read and written once, the router's probability of each with them; back, weighed by it, or apart in eager torch."""
     rows = layer.tensor[node.inputs[0] if node.back else node.outputs[0]].axes
     path = node.name.rsplit("/", 1)[0]
     if not node.back:
         keeps: tuple[Kept, ...] = (Kept(f"{path}/row_probs", rows[:1], 4.0),)
     else:
         keeps = (Kept(f"{path}/weighed", rows, 4.0),) if plan.library.expert_output_fp32 else ()
-    return Kernel(node, "permute", ((rows, 4.0),), ((rows, 4.0),), 2, keeps)
+    apart = node.back and plan.library.expert_output_fp32 and not plan.library.fused_activation
+    copied = plan.library.expert_output_bytes if apart else (0.0, 0.0)
+    return Kernel(node, "permute", ((rows, 4.0),), ((rows, 4.0),), 2, keeps, copied=copied)
 
 
 def _lookup(layer: Layer, node: Lookup, plan: KernelPlan) -> Kernel:

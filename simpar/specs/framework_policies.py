@@ -58,6 +58,8 @@ class Kernels(Policy):
         rank_major_gathers: what tensor ranks gather along the sequence is copied into order (torch's functional collectives).
         repeats_keys: keys and values are copied to as many heads as queries have, and kept so.
         value_views, expert_output_fp32, unfused_attention_fp32: see graph/attention_kernels.py.
+        expert_output_bytes: where scores weigh experts' outputs in fp32, HBM bytes per element that eager kernels move for it,
+            forward and backward, beside the copy of each row to its token.
         qkv_copies: further copies of packed queries, keys and values per layer whose keys are not repeated (layouts, rotary).
         quantised_inputs: products with a frozen weight in fewer than 16 bits keep what they multiply all the same.
         narrow_inputs: precisions whose matmuls keep their inputs in that format although the framework otherwise keeps 16 bits.
@@ -120,6 +122,7 @@ class Kernels(Policy):
     value_views: bool = False
     unfused_attention_fp32: bool = False
     expert_output_fp32: bool = False
+    expert_output_bytes: tuple[float, float] = (0.0, 0.0)
     qkv_copies: float = 0.0
     quantised_inputs: bool = False
     narrow_inputs: tuple[str, ...] = ()

@@ -15,6 +15,7 @@ from simpar.specs.framework_runtime import LAZY_CONNECTIONS, MiB
 from simpar.specs.framework_torch import LINEARS_APART, MODEL_CODE, NANOTRON, ROCM_TE, TORCHTITAN
 from simpar.specs.framework_torch import TORCH as _TORCH
 from simpar.specs.framework_words import LOSS_WORK
+from simpar.specs.framework_xla import XLA
 
 _LOSS_CHAINS: Final = (("unfused", "stream", 38.0, 14.0), ("fused", "stream", 24.0, 14.0))
 """Megatron-LM core/tensor_parallel/cross_entropy.py on fp32 logits, one elementary kernel after the other: cast (6 bytes), maximum
@@ -370,15 +371,6 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
     ),
     "colossal-ai":
         ("", (Row((2023, 1), {**_TORCH, "zero_stage_default": 2, "gradient_dtype": "bf16", "abilities": ()}, "README; assumed"),)),
-    "maxtext": (
-        "",
-        (Row((2023, 6),
-             {**_TORCH, "compile": True, "abilities": (), "fused_activation": True, "fused_residual": True, "fused_rope": True,
-              "zero_stage_default": 3, "parameter_bytes": 0.0, "attention": (("", "fa2"), ("hopper", "cudnn")),
-              "static_routing": True},
-             "MaxText on XLA (SPMD FSDP), fusions assumed equal to a compiled torch graph; layers/moe.py dense_matmul: with a "
-             "capacity_factor einsums of each sequence with its mask, without a buffer for the worst case (ROCm blog, 2026-06)"),),
-    ),
     "llama3-internal": (
         "megatron-core",
         (Row((2024, 4), {"vocabulary_multiple": 1, "zero_stage_default": 2, "attention": (("", "fa2"), ("hopper", "fa3")),
@@ -393,6 +385,7 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
     ),
     **MODEL_CODE,
     **FINETUNING,
+    **XLA,
 }  # fmt: skip
 """Canonical name -> (what it builds on, its rows in order of time)."""
 

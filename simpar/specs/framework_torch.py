@@ -77,9 +77,9 @@ TORCHTITAN: Final = (
          "fsdp_reduce_input_stays": True, "optimizer_traffic_bytes": 32.0, "logits_fp32_copies_parallel": 3.5,
          "torch_ring": True, "keeps_stage_outputs": True, "last_outputs": "all", "receive_buffers_per_microbatch": True,
          "whole_embedding_gradient": True, "value_views": True, "expert_output_fp32": True, "separate_casts": True,
-         "only_cp_style": "all_gather", "selective_recompute": ("op",), "microbatch_per_stage": True,
-         "sequence_parallel_default": True, "gradient_adds": "pipelines", "fsdp_gather_copy_bytes": 4.0,
-         "fsdp_reduce_copy_bytes": 6.0, "unlisted_attention": ("cudnn",), "rocm_attention": "",
+         "expert_output_bytes": (22.0, 36.0), "only_cp_style": "all_gather", "selective_recompute": ("op",),
+         "microbatch_per_stage": True, "sequence_parallel_default": True, "gradient_adds": "pipelines",
+         "fsdp_gather_copy_bytes": 4.0, "fsdp_reduce_copy_bytes": 6.0, "unlisted_attention": ("cudnn",), "rocm_attention": "",
          "fsdp_group_cpu_s": (0.36e-3, 0.42e-3),
          "fsdp_weight_cpu_s": (67e-6, 108e-6), "tensor_module_cpu_s": (0.23e-3, 0.29e-3), "op_layer_cpu_s": (1.45e-3, 1.3e-3),
          "optimizer_tensor_cpu_s": 43e-6,
@@ -131,15 +131,17 @@ TORCHTITAN: Final = (
     Row((2025, 11), {"last_outputs": "one"},
         "torchtitan PR 1922 (2025-10-22): schedules are stepped with return_outputs=False (torch PR 165822), so that an "
         "output of the last stage goes with its micro-batch, but for that which a variable of torch's loop holds"),
-    Row((2025, 12), {"unlisted_attention": ()},
-        "torchtitan PR 2095: until then the list of per-op selective checkpointing had torch's flash and efficient attention, "
-        "not cuDNN's"),
+    Row((2025, 12), {"unlisted_attention": (), "expert_output_bytes": (12.0, 14.0)},
+        "torchtitan PR 1974 (2025-11-21): experts' outputs are put in the order of tokens, cast and weighed by a batched product, "
+        "not multiplied and added to their tokens; PR 2095: until then the list of per-op selective checkpointing had torch's "
+        "flash and efficient attention, not cuDNN's"),
     Row((2026, 2), {"repeats_keys": False}, "torchtitan PR 2259: attention takes fewer heads of keys and values as they are"),
     Row((2026, 3), {"loss": "chunked", "loss_chunks": 8, "narrow_inputs": ("nvfp4",), "fp4_layers": 0.85, "listed_exchanges": "all",
                     "attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn9.19"))},
         "torch 2.11 comes with cuDNN 9.19 (2.10 with 9.10); torchtitan ChunkedLossWrapper as the default; PR 2357: "
         "one list of saved ops for all models; torchao's nvfp4 linear saves its input in 4 bits; torchtitan "
         "components/quantization/nvfp4.md: the recipes leave the last 15 % of the layers and the head in bf16"),
+    Row((2026, 4), {"expert_output_bytes": (22.0, 36.0)}, "torchtitan PR 2775 (2026-04-06): multiplied and added again"),
     Row((2026, 6), {"attention": (("", "flex"),), "linears_apart": LINEARS_APART[1:]},
         "torchtitan PR 3571: language models run FlexAttention on its Triton kernels; PR 3714: one linear for queries, keys and "
         "values"),
