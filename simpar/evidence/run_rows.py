@@ -62,7 +62,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     if not path.exists():
         raise InputError(f"{path}: no such file; expected a file of runs, one JSON object a line")
     for file in sorted(path.glob("*.jsonl")) if path.is_dir() else [path]:
-        for number, row in read_json_lines(file, finite=False):  # a row with nan is skipped with its reason, others go on
+        for number, row in read_json_lines(file):  # a row with nan is skipped with its reason, others go on
             yield f"{file.name}:{number}", row
 
 

@@ -26,8 +26,8 @@ WORKER_FILES: Final = (
     "__init__.py", "host.py", "toml.py", *(f"live/{name}.py" for name in (
         "__init__", "alive", "autograd_collectives", "bench_collectives", "bench_gemm", "bench_host", "bench_ops", "bench_shapes",
         "block_sizes", "calibrate", "collect", "device", "gpu_blocks", "gpu_probes", "intervals", "kernels", "measure",
-        "profile_cpu", "profile_out", "rank_context", "rank_fake", "rank_gpu", "rank_kernels", "rank_meter", "rank_model", "rank_parallel",
-        "rank_steps", "rank_worker", "store", "torch_parts",
+        "profile_cpu", "profile_out", "rank_context", "rank_fake", "rank_gpu", "rank_kernels", "rank_meter", "rank_model",
+        "rank_parallel", "rank_steps", "rank_worker", "store", "torch_parts",
     )),
 )  # fmt: skip
 """What runs without simpar's dependencies."""
