@@ -200,7 +200,7 @@ def token_network(
     documents: tuple[int, ...] = (),
 ) -> Network:  # fmt: skip
     """The layers of a model for one micro-batch of `micro_batch` sequences; of towers those that have `inputs`."""
-    model, batch = general(spec) if isinstance(spec, TransformerSpec) else spec, Batch(micro_batch, sequence, vocab)
+    model, batch = general(spec), Batch(micro_batch, sequence, vocab)
     embedding = transformer_embedding(spec, batch) if isinstance(spec, TransformerSpec) else embedding_graph(model, batch)
     layers: list[Layer] = []
     for stack in model.stacks:

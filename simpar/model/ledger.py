@@ -14,7 +14,7 @@ from simpar.model.network import simple_network
 from simpar.model.writer import Batch, Writer, attention_mask
 from simpar.specs.architecture import ArchitectureSpec, StackSpec, TokenModel
 from simpar.specs.mixers import BranchSpec
-from simpar.specs.model import CnnSpec, MlpSpec, TransformerSpec
+from simpar.specs.model import CnnSpec, MlpSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +64,14 @@ def total_parameters(model: TokenModel | MlpSpec | CnnSpec) -> int:
     """All parameters of `model`, without multi-token prediction."""
     if isinstance(model, MlpSpec | CnnSpec):
         return simple_network(model, 1, 1).parameters
-    return totals(general(model) if isinstance(model, TransformerSpec) else model, 1).parameters
+    return totals(general(model), 1).parameters
 
 
 def active_parameters(model: TokenModel | MlpSpec | CnnSpec) -> int:
     """Parameters that one token meets: routed experts count num_experts_per_tok times, all the rest once."""
     if isinstance(model, MlpSpec | CnnSpec):
         return total_parameters(model)
-    return totals(general(model) if isinstance(model, TransformerSpec) else model, 1).active_parameters
+    return totals(general(model), 1).active_parameters
 
 
 def entries(model: ArchitectureSpec, sequence_length: int) -> Iterator[Entry]:
