@@ -110,8 +110,17 @@ def validate_runs(
 ) -> None:
     """Measured training runs against their simulation."""
     from simpar.evidence.commands import runs
+    from simpar.evidence.report_runs import print_report
+    from simpar.output import check_writable, write_page
 
-    raise typer.Exit(runs(data, as_json, html, where or [], site=site))
+    if html is not None:
+        check_writable(html, "--html")  # now, not after minutes of simulation
+    report = runs(data, where or [], site)
+    if html is not None:
+        from simpar.report.runs_view import runs_page
+
+        write_page(html, runs_page(report))
+    print_report(report, as_json)
 
 
 @validate_app.command("rank")
