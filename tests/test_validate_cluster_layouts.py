@@ -182,7 +182,7 @@ def test_a_collective_starts_with_its_last_rank_and_ranks_of_a_role_drift() -> N
     builder = ProgramBuilder("drift")
     builder.add("f", kind=OpKind.FORWARD, role=0, streams=(Stream(0, "compute"),), price="f")
     builder.add("c", kind=OpKind.COLLECTIVE, role=0, streams=(Stream(0, "wire"),), price="c", deps=("f",))
-    builder.transfers[1] = Transfer("all_reduce", 1.0, ((0, 1), (2, 3)), "tp")
+    builder.transfers[1] = Transfer("all_reduce", 1.0, ((0, 1), (2, 3)))
     program = builder.build(rank_count=(4,))
     seconds, talks = seconds_of(program, {"f": 1.0, "c": 0.5}), np.array([0.0, 0.0])
     found = host_ranks.replay(program, seconds, talks, [True, False], [[0, 1, 2, 3]], host_ranks.Scheduler(2, 100.0, 50.0))
