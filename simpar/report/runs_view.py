@@ -96,8 +96,8 @@ def _source(row: Comparison) -> str:
     return str(row.group.get("source") or "source not stated")
 
 
-def _short(text: str, length: int = NAME) -> str:
-    return text if len(text) <= length else text[: length - 1].rstrip() + "…"
+def _short(text: str) -> str:
+    return text if len(text) <= NAME else text[: NAME - 1].rstrip() + "…"
 
 
 def _scatter(metric: str, rows: Sequence[Comparison]) -> dict[str, Any]:
