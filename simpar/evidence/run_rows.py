@@ -130,17 +130,6 @@ def excluded_because(row: Row) -> str:
     return str(row.get("exclude") or "")
 
 
-def scenario_of(row: Row, name: str = "run") -> tuple[Scenario, tuple[str, ...]]:
-    """The scenario of `row`, with every open fact as the rules fill it in, and what was assumed.
-
-    Raises:
-        CannotExpress: outside what simpar models, or too little is stated; the message says which.
-        InputError: the scenario breaks a rule.
-    """
-    table, notes = table_of(row, name)
-    return checked(table), notes
-
-
 def table_of(row: Row, name: str = "run") -> tuple[dict[str, Any], tuple[str, ...]]:
     """The table of `row`'s scenario and what was assumed.
 
