@@ -162,7 +162,7 @@ class _JobBuilder:
                 deps=(done,),
             )
             pair = (rank, self.twin(rank, pp, target))
-            self.builder.transfers[index] = Transfer("send_recv", ACTIVATION_BYTES, (pair,), "pp")
+            self.builder.transfers[index] = Transfer("send_recv", ACTIVATION_BYTES, (pair,))
 
     def gradients(self, what: str, pp: int, tp: int) -> None:
         """Buckets of one data-parallel group: gathers at the start, reductions behind the last backward."""
@@ -184,7 +184,7 @@ class _JobBuilder:
             )
             size = GRADIENT_BYTES / job.buckets
             collective = "all_gather" if what == "gather" else "reduce_scatter"
-            self.builder.transfers[index] = Transfer(collective, size, groups, "dp")
+            self.builder.transfers[index] = Transfer(collective, size, groups)
 
     def dp_group(self, rank: int, pp: int) -> tuple[int, ...]:
         return (self.job.rank(rank % self.job.tp, 0, pp),)

@@ -289,9 +289,7 @@ def _too_deep(file: str | Path, place: str = "") -> InputError:
     return InputError(f"{where}: is nested too deeply; expected at most {MOST_DEPTH} tables or lists inside each other")
 
 
-def read_json(
-    path: str | Path, expected: str = "one JSON object", most: int = MOST_CONFIG_BYTES, *, finite: bool = True
-) -> dict[str, Any]:
+def read_json(path: str | Path, expected: str = "one JSON object", *, finite: bool = True) -> dict[str, Any]:
     """The object in the JSON file at `path`.
 
     Args:
@@ -300,7 +298,7 @@ def read_json(
     Raises:
         InputError: unreadable, not JSON, or another value than an object.
     """
-    value = parse_json(read_text(path, most), path, expected, finite=finite)
+    value = parse_json(read_text(path, MOST_CONFIG_BYTES), path, expected, finite=finite)
     if not isinstance(value, dict):
         raise InputError(f"{path}: holds a {_kind(value)}; expected {expected}")
     check_depth(value, path)
@@ -335,11 +333,8 @@ def read_records(path: str | Path, *, empty: bool = False) -> Iterator[dict[str,
             yield dict(zip(names, [*row, *[""] * (len(names) - len(row))], strict=True))
 
 
-def read_json_lines(path: str | Path, *, finite: bool = True) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, object) of the file at `path` with one JSON object a line.
-
-    Args:
-        finite: refuse nan and infinite numbers; else the caller says what they mean.
+def read_json_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number, object) of the file at `path` with one JSON object a line; nan and infinite numbers are the caller's matter.
 
     Raises:
         InputError: unreadable, or a line that is no object; with its number.
@@ -347,7 +342,7 @@ def read_json_lines(path: str | Path, *, finite: bool = True) -> Iterator[tuple[
     for number, line in enumerate(read_text(path, empty=True).split("\n"), 1):
         if line.strip():
             try:
-                row = json.loads(line, parse_float=_finite, parse_constant=_constant) if finite else json.loads(line)
+                row = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise InputError(f"{path}:{number}: not JSON: {error}") from None
             if not isinstance(row, dict):

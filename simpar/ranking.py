@@ -96,12 +96,12 @@ def _layouts(rows: Sequence[Comparison]) -> tuple[NDArray[np.float64], NDArray[n
     return medians[:, 0], medians[:, 1]
 
 
-def rank_sweeps(comparisons: Sequence[Comparison], keys: Sequence[str] = SWEEP_KEYS) -> list[SweepRanking]:
+def rank_sweeps(comparisons: Sequence[Comparison]) -> list[SweepRanking]:
     """Every sweep of at least three layouts among the step-time `comparisons`, largest first."""
     groups: dict[tuple[Any, ...], list[Comparison]] = defaultdict(list)
     for row in comparisons:
         if row.metric == "step_time_s" and row.predicted is not None:
-            groups[tuple(row.group.get(key) for key in keys)].append(row)
+            groups[tuple(row.group.get(key) for key in SWEEP_KEYS)].append(row)
     ranked = []
     for values, rows in groups.items():
         measured, predicted = _layouts(rows)
@@ -109,7 +109,7 @@ def rank_sweeps(comparisons: Sequence[Comparison], keys: Sequence[str] = SWEEP_K
             continue
         ranked.append(
             SweepRanking(
-                dict(zip(keys, values, strict=True)),
+                dict(zip(SWEEP_KEYS, values, strict=True)),
                 int(measured.size),
                 kendall_tau(list(measured), list(predicted)),
                 regret(list(measured), list(predicted)),

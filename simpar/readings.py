@@ -77,7 +77,7 @@ def mixture(estimates: Sequence[Estimate]) -> Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(Estimate):
     """One way to settle the open facts that can have run.
 
     Attributes:
@@ -88,10 +88,6 @@ class Reading:
     """
 
     values: tuple[tuple[str, Any], ...]
-    weight: float
-    seconds: float
-    low: float
-    high: float
     chance_to_fit: float
 
     @property
@@ -103,11 +99,6 @@ class Reading:
     def facts(self) -> tuple[str, ...]:
         """The values as a site knows them."""
         return facts_of(self.values)
-
-    @property
-    def estimate(self) -> Estimate:
-        """Its share of the mixture."""
-        return Estimate(self.weight, self.seconds, self.low, self.high)
 
     def as_json(self) -> dict[str, Any]:
         """Values, weight, step time, interval, chance to fit."""
@@ -224,7 +215,7 @@ def spread_over(
         site = site_of(scenario)
         own = 1.0 if site is None else site.believes(facts_of(choice.values))
         weight = choice.weight * own * chance * max(likelihood(choice), 1e-12)
-        found.append(Reading(choice.values, weight, outcome.seconds, outcome.low, outcome.high, chance))
+        found.append(Reading(weight, outcome.seconds, outcome.low, outcome.high, choice.values, chance))
     if not found:
         if len(errors) == len(dropped) and len({reason for _, reason in dropped}) == 1:
             raise errors[0]  # whatever the open fields are
@@ -233,7 +224,7 @@ def spread_over(
         raise InputError(f"no reading of the open fields can run; with {named}: {reason}")
     total = sum(reading.weight for reading in found)
     readings = sorted((replace(r, weight=r.weight / total) for r in found), key=lambda r: -r.weight)
-    return Open(mixture([r.estimate for r in readings]), tuple(readings), tuple(dropped), _look_up(readings, fields))
+    return Open(mixture(readings), tuple(readings), tuple(dropped), _look_up(readings, fields))
 
 
 def _look_up(readings: Sequence[Reading], fields: Sequence[OpenField]) -> tuple[tuple[str, float], ...]:
@@ -243,7 +234,7 @@ def _look_up(readings: Sequence[Reading], fields: Sequence[OpenField]) -> tuple[
         groups: dict[str, list[Reading]] = {}
         for reading in readings:
             groups.setdefault(repr(dict(reading.values)[field.path]), []).append(reading)
-        width = sum(sum(r.weight for r in group) * mixture([r.estimate for r in group]).log_width for group in groups.values())
+        width = sum(sum(r.weight for r in group) * mixture(group).log_width for group in groups.values())
         found.append((field.path, math.exp(width)))
     return tuple(sorted(found, key=lambda pair: pair[1]))
 

@@ -6,7 +6,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from simpar.live.cluster import ClusterOptions
+from simpar.live.cluster import ClusterOptions, run
+from simpar.report.cluster_view import cluster_page, print_report
 
 SMALL = """
 name = "small"
@@ -44,6 +45,15 @@ def options(folder: Path, layouts: str, **more: Any) -> ClusterOptions:
         "store": folder / "kept.jsonl", "steps": 1, "warmup": 1, "rounds": 1, "timeout_s": 40.0,
     }  # fmt: skip
     return ClusterOptions(**given | more)
+
+
+def passes(given: ClusterOptions) -> bool:
+    """Run and show; whether the error is within the tolerance."""
+    report = run(given)
+    assert report is not None
+    print_report(report)
+    assert cluster_page(report).startswith("<!doctype html>")
+    return report.passed
 
 
 def left_over(folder: Path) -> list[str]:

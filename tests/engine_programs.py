@@ -41,7 +41,7 @@ def transfer_program(transfers: Sequence[tuple[object, Transfer, Sequence[object
 
 
 def send(*ranks: int, size: float = 1.0) -> Transfer:
-    return Transfer("send_recv", size, (ranks,), "pp")
+    return Transfer("send_recv", size, (ranks,))
 
 
 @st.composite

@@ -194,7 +194,7 @@ MUTANTS = (
            "self.model.slow_nodes.slowdown if self.slow and", "self.model.slow_nodes.slowdown**self.slow if self.slow and",
            (SURFACE,)),
     # -- reports
-    Mutant("cells of tables unescaped", "simpar/report/page.py", "{escape(c)}</{tag}>", "{c}</{tag}>", (SURFACE,)),
+    Mutant("cells of tables unescaped", "simpar/report/tables.py", "{escape(c)}</{tag}>", "{c}</{tag}>", (SURFACE,)),
     Mutant("a gap is shared by width", "simpar/report/explain.py",
            "widths.get(name, 0.0) ** 2 +", "widths.get(name, 0.0) +", (SURFACE,)),
     Mutant("a gap of memory is shared by width", "simpar/report/explain.py",

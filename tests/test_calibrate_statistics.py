@@ -95,7 +95,7 @@ def test_nccl_measurements_become_a_part_that_merges(tmp_path: Path) -> None:
         })  # fmt: skip
     part = tmp_path / "part.toml"
     part.write_text(profile_out.toml_of(profile_out.nccl_part(store)))
-    assert merge("dgx-h100", [part]).collectives.scale_up is not None
+    assert merge("dgx-h100", [part]).profile.collectives.scale_up is not None
 
 
 @pytest.mark.parametrize(("text", "value"), [("120s", 120.0), ("5min", 300.0), ("1h", 3600.0), ("2m", 120.0), ("7", 7.0)])

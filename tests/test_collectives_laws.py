@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from simpar.costs.collective_defaults import published_network, published_scale_up
 from simpar.costs.collective_geometry import geometry, packed
+from simpar.costs.collective_law import fastest, seconds_of
 from simpar.costs.collectives import COLLECTIVES, CollectiveModel
 from simpar.costs.nccl import traffic
 from simpar.costs.point_to_point import channels_of_a_pair
@@ -95,7 +96,7 @@ def test_many_sizes_at_once_are_the_same(name: str, collective: str, nodes: int,
     model = MODELS[name]
     placement = placement_of(model.hardware, nodes, 8)
     one_by_one = [model.time(collective, s, placement).seconds for s in sizes]
-    np.testing.assert_allclose(model.seconds(collective, np.array(sizes), placement), one_by_one, rtol=1e-12)
+    np.testing.assert_allclose(seconds_of(model.laws(collective, placement), np.array(sizes)), one_by_one, rtol=1e-12)
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
@@ -234,11 +235,11 @@ def test_nvls_is_taken_where_the_tuner_takes_it() -> None:
     """H200: Ring LL to 1 MiB, NVLS from 2 MiB on 8 GPUs; rings on 4 GPUs at any size; never without the switch's help."""
     model = CollectiveModel(load_hardware("dgx-h200"))
     eight, four = packed(model.hardware, 8, 1), packed(model.hardware, 4, 1)
-    assert model.choice("all_reduce", 2**16, eight).protocol.startswith("LL")
-    assert model.choice("all_reduce", 2**23, eight).algorithm == "NVLS"
-    assert model.choice("all_reduce", 2**33, four).algorithm == "Ring"
-    assert CollectiveModel(model.hardware, nvls=False).choice("all_reduce", 2**33, eight).algorithm == "Ring"
-    assert model.choice("all_gather", 2**33, eight).algorithm == "Ring"
+    assert fastest(model.laws("all_reduce", eight), 2**16).protocol.startswith("LL")
+    assert fastest(model.laws("all_reduce", eight), 2**23).algorithm == "NVLS"
+    assert fastest(model.laws("all_reduce", four), 2**33).algorithm == "Ring"
+    assert fastest(CollectiveModel(model.hardware, nvls=False).laws("all_reduce", eight), 2**33).algorithm == "Ring"
+    assert fastest(model.laws("all_gather", eight), 2**33).algorithm == "Ring"
 
 
 def test_sharp_helps_large_all_reduce_across_nodes() -> None:
@@ -251,7 +252,7 @@ def test_sharp_helps_large_all_reduce_across_nodes() -> None:
 
 def test_pat_serves_one_rank_a_domain() -> None:
     model = MODELS["gh200"]
-    assert model.choice("all_gather", 2**14, packed(model.hardware, 128, 128)).algorithm == "PAT"
+    assert fastest(model.laws("all_gather", packed(model.hardware, 128, 128)), 2**14).algorithm == "PAT"
 
 
 @pytest.mark.parametrize(
@@ -261,7 +262,7 @@ def test_pat_serves_one_rank_a_domain() -> None:
 def test_channels_follow_the_nics_of_the_group(profile: str, ranks_per_node: int, channels: int) -> None:
     """Two channels a NIC, four from Hopper on (ncclTopoPostset): a group with one rank per node holds few SMs."""
     model = CollectiveModel(load_hardware(profile))
-    assert model.choice("all_gather", 2**30, packed(model.hardware, 4 * ranks_per_node, 4)).sms == channels
+    assert model.sms("all_gather", 2**30, packed(model.hardware, 4 * ranks_per_node, 4)) == channels
 
 
 def test_torus_all_gather_over_a_whole_axis() -> None:

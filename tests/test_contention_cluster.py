@@ -42,7 +42,7 @@ def finishes(cluster: Cluster, transfers, seconds):
 
 
 def rings(groups, collective="all_reduce"):
-    return [Transfer(collective, SIZE, (group,), "dp") for group in groups]
+    return [Transfer(collective, SIZE, (group,)) for group in groups]
 
 
 def test_rail_rings_do_not_meet_on_a_rail_optimised_fabric():
@@ -58,7 +58,7 @@ def test_oversubscription_between_pods_slows_by_the_ratio(k):
     seconds = ring_seconds(8)
     across = per_rail_rings(8)
     assert finishes(flat, rings(across), seconds).tolist() == [seconds] * 8
-    crossing = [Transfer("send_recv", SIZE, ((g, g + 32),), "pp") for g in range(32)]
+    crossing = [Transfer("send_recv", SIZE, ((g, g + 32),)) for g in range(32)]
     alone = SIZE / NIC
     spread = finishes(flat, crossing, alone)
     slowed = finishes(tight, crossing, alone)
@@ -81,7 +81,7 @@ def test_a_dead_rail_slows_the_rail_that_takes_over():
 def test_bad_placement_costs_bandwidth():
     """Pipeline neighbours beside each other, against the same job dealt out so that all send across the pods."""
     tight = Cluster(profile(pod_oversubscription=4.0), 8)
-    near, far = ([Transfer("send_recv", SIZE, (pair,), "pp") for pair in pairs] for pairs in (
+    near, far = ([Transfer("send_recv", SIZE, (pair,)) for pair in pairs] for pairs in (
         [(2 * i, 2 * i + 1) for i in range(32)], [(i, i + 32) for i in range(32)],
     ))  # fmt: skip
     alone = SIZE / NIC
@@ -93,8 +93,8 @@ def test_dimensions_share_a_nic():
     """A reduce-scatter and a pipeline send of the same GPU, both at the rate of its NIC: each gets half."""
     cluster = Cluster(profile(), 4)
     both = [
-        Transfer("reduce_scatter", SIZE, ((0, 8, 16, 24),), "dp"),
-        Transfer("send_recv", 0.75 * SIZE, ((0, 8),), "pp"),
+        Transfer("reduce_scatter", SIZE, ((0, 8, 16, 24),)),
+        Transfer("send_recv", 0.75 * SIZE, ((0, 8),)),
     ]
     found = finishes(cluster, both, 0.75 * SIZE / NIC)
     assert found == pytest.approx([1.5 * SIZE / NIC] * 2, rel=1e-9)
@@ -105,7 +105,7 @@ def test_all_to_all_is_bound_by_the_nics():
     cluster = Cluster(profile(), 2)
     group = tuple(range(16))
     alone = SIZE * 8 / 16 / NIC
-    one = Transfer("all_to_all", SIZE, (group,), "ep")
+    one = Transfer("all_to_all", SIZE, (group,))
     assert finishes(cluster, [one], alone).tolist() == [alone]
     assert finishes(cluster, [one, one], alone) == pytest.approx([2 * alone] * 2, rel=1e-9)
 
@@ -117,7 +117,7 @@ def test_folded_equals_expanded(collective, over):
     cluster = Cluster(profile(oversubscription=over, pod_oversubscription=over), 8)
     groups = per_rail_rings(8)
     seconds = ring_seconds(8, collective)
-    folded = finishes(cluster, [Transfer(collective, SIZE, groups, "dp")], seconds)[0]
+    folded = finishes(cluster, [Transfer(collective, SIZE, groups)], seconds)[0]
     expanded = finishes(cluster, rings(groups, collective), seconds)
     assert expanded == pytest.approx([folded] * 8, rel=1e-9)
 
@@ -153,4 +153,4 @@ def test_rooted_collectives_load_the_root():
 
 def test_a_rank_without_a_gpu_is_refused():
     with pytest.raises(InputError):
-        finishes(Cluster(profile(), 1), [Transfer("send_recv", 1.0, ((0, 99),), "pp")], 1.0)
+        finishes(Cluster(profile(), 1), [Transfer("send_recv", 1.0, ((0, 99),))], 1.0)

@@ -109,14 +109,14 @@ def test_ring_across_oversubscribed_uplinks_slows_by_the_ratio(k):
     for ring in range(k):
         group = tuple(ring * ranks + i for i in range(ranks))
         routes[group] = {ring * 4 + i: hop for i in range(4)} | {nics: hop, nics + 1: hop}
-    rings = [Transfer("all_reduce", 100.0, (group,), "dp") for group in routes]
+    rings = [Transfer("all_reduce", 100.0, (group,)) for group in routes]
     capacity = np.full(nics + 2, 50.0)
     seconds = hop * 100.0 / 50.0
     full = TableNetwork(np.concatenate([capacity[:nics], [50.0 * k] * 2]), routes)
     assert finishes(rings, full, [seconds] * k).tolist() == [seconds] * k
     tight = TableNetwork(capacity, routes)
     assert finishes(rings, tight, [seconds] * k) == pytest.approx([k * seconds] * k, rel=1e-12)
-    folded = [Transfer("all_reduce", 100.0, tuple(routes), "dp")]
+    folded = [Transfer("all_reduce", 100.0, tuple(routes))]
     assert finishes(folded, tight, [seconds]) == pytest.approx([k * seconds], rel=1e-12)
     assert finishes(folded, full, [seconds]).tolist() == [seconds]
 
@@ -144,7 +144,7 @@ def test_one_nic_for_two_gpus():
 def test_fairness_is_measured_on_the_narrowest_link():
     """A hierarchical all-reduce moves 8 times more over NVLink than over its NIC; on the NIC it still gets half."""
     net = network([400.0, 50.0], r01={0: 8, 1: 1}, r23={1: 1})
-    found = finishes([Transfer("all_reduce", 50.0, ((0, 1),), "dp"), send(2, 3, size=50.0)], net, [1.0, 1.0])
+    found = finishes([Transfer("all_reduce", 50.0, ((0, 1),)), send(2, 3, size=50.0)], net, [1.0, 1.0])
     assert found == pytest.approx([2.0, 2.0], rel=1e-12)
 
 
@@ -194,7 +194,7 @@ def contended(draw, latency: bool = True):
     for op in range(program.num_ops):
         if draw(st.booleans()):
             groups = tuple(draw(st.lists(st.sampled_from(pairs), min_size=1, max_size=2, unique=True)))
-            program.transfers[op] = Transfer("send_recv", draw(st.sampled_from([0.1, 1.0, 5.0])), groups, "pp")
+            program.transfers[op] = Transfer("send_recv", draw(st.sampled_from([0.1, 1.0, 5.0])), groups)
     fractions = draw(st.lists(st.sampled_from([0.0, 0.3, 1.0]), min_size=links, max_size=links))
     part = price_table.seconds * draw(st.sampled_from([0.0, 0.5, 1.0])) if latency and fractions else None
     return program, price_table, Contention(TableNetwork(np.array(capacity), routes), part)

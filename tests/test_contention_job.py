@@ -89,7 +89,7 @@ def forward_job(folded: bool):
             deps=deps,
         )
         collective = "send_recv" if name == "send" else "reduce_scatter"
-        builder.transfers[index] = Transfer(collective, BYTES[name], groups, kind)
+        builder.transfers[index] = Transfer(collective, BYTES[name], groups)
 
     for microbatch in range(MICROBATCHES):
         for stage in range(PP):

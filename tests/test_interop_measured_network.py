@@ -16,7 +16,7 @@ from simpar.costs.collective_geometry import packed
 from simpar.costs.collectives import CollectiveModel
 from simpar.errors import InputError
 from simpar.interop import nccl_tests, nccl_xml, nvidia_topo, slurm
-from simpar.interop.profile_parts import merge, merge_with_notes, read_part, write_part, write_profile
+from simpar.interop.profile_parts import merge, read_part, write_part, write_profile
 from simpar.interop.tune_collectives import fit, law_of
 from simpar.specs.hardware import load_hardware
 
@@ -101,7 +101,7 @@ def test_fit_is_never_negative(seconds: list[float]) -> None:
 def test_merged_profile_prices_what_was_measured(tmp_path: Path, name: str, nodes: int, rate: float) -> None:
     points = [(s, 30e-6 * nodes + s / rate) for s in SIZES]
     part = nccl_tests.read(as_json(tmp_path / "x.json", {"all_to_all": "alltoall"}.get(name, name), 8 * nodes, nodes, points))
-    merged = merge_with_notes("dgx-h100", [part])
+    merged = merge("dgx-h100", [part])
     assert not merged.notes
     placement = packed(merged.profile, 8 * nodes, nodes)
     before, after = CollectiveModel(load_hardware("dgx-h100")), CollectiveModel(merged.profile)
@@ -118,7 +118,7 @@ def test_merged_profile_prices_what_was_measured(tmp_path: Path, name: str, node
 
 def test_faster_than_the_links_is_not_taken(tmp_path: Path) -> None:
     part = nccl_tests.read(as_json(tmp_path / "x.json", "all_gather", 8, 1, [(s, s / 5e12) for s in SIZES]))
-    merged = merge_with_notes("dgx-h100", [part])
+    merged = merge("dgx-h100", [part])
     assert "faster than the links" in merged.notes[0]
     assert merged.profile.collectives == load_hardware("dgx-h100").collectives
 
@@ -133,7 +133,7 @@ def test_published_series_sets_the_price(tmp_path: Path) -> None:
                 and r["collective"] == "all_reduce" and r["algo"] == "default"]  # fmt: skip
     first = [r for r in rows if r["set"] == rows[0]["set"]]
     points = sorted({float(r["bytes"]): float(r["time_us"]) * 1e-6 for r in first}.items())
-    profile = merge("dgx-h100", [nccl_tests.read(as_json(tmp_path / "x.json", "all_reduce", 8, 1, points))])
+    profile = merge("dgx-h100", [nccl_tests.read(as_json(tmp_path / "x.json", "all_reduce", 8, 1, points))]).profile
     placement = packed(profile, 8, 1)
 
     def error(model: CollectiveModel) -> float:
@@ -167,7 +167,7 @@ def test_matrices_of_four_gpus(tmp_path: Path, cell: str, kind: str, domain: int
     path = tmp_path / "topo.txt"
     path.write_text("  ".join(["", *names, "CPU Affinity", "NUMA Affinity"]) + "\n" + "\n".join(rows) + "\n")
     part = nvidia_topo.read(path)
-    profile = merge("dgx-h100", [part])
+    profile = merge("dgx-h100", [part]).profile
     up = profile.scale_up
     assert (up.kind, up.domain_size, up.links_per_gpu, profile.gpus_per_node) == (kind, domain, links, 4)
     assert up.bandwidth.value == pytest.approx(bandwidth)
@@ -182,7 +182,7 @@ def test_names_of_nics() -> None:
 
 def test_xml_agrees_with_the_data_sheet() -> None:
     part = nccl_xml.read(DATA / "nccl_topo_8gpu.xml")
-    profile, base = merge("dgx-h100", [part]), load_hardware("dgx-h100")
+    profile, base = merge("dgx-h100", [part]).profile, load_hardware("dgx-h100")
     assert part.architecture == "hopper"
     assert profile.scale_up.bandwidth.value == base.scale_up.bandwidth.value
     assert profile.nic.bandwidth.value == base.nic.bandwidth.value
@@ -228,7 +228,7 @@ def test_hostlist_of_numbers(numbers: list[int]) -> None:
 
 def test_tree_of_three_tiers() -> None:
     part = slurm.read(DATA / "topology.conf")
-    fabric = merge("dgx-h100", [part]).fabric
+    fabric = merge("dgx-h100", [part]).profile.fabric
     assert (fabric.nodes_per_leaf_group, fabric.leaf_groups_per_pod, fabric.kind) == (16, 4, "rail-optimized")
     assert fabric.oversubscription == 16 * 400 / 3200
     assert part.facts["switches_per_tier"] == [8, 2, 1]
@@ -250,15 +250,15 @@ def test_parts_and_profiles_survive_their_files(tmp_path: Path) -> None:
         write_part(part, path)
         assert read_part(path).profile == part.profile
         assert read_part(path).collectives == part.collectives
-    profile = merge("dgx-h100", paths)
-    assert profile == merge("dgx-h100", files)
+    profile = merge("dgx-h100", paths).profile
+    assert profile == merge("dgx-h100", files).profile
     write_profile(profile, tmp_path / "mine.toml")
     assert load_hardware(str(tmp_path / "mine.toml")) == profile
 
 
 @pytest.mark.parametrize("base", ["dgx-b200", "dgx-a100-80gb", "mi300x", "l40s", "gb200-nvl72", "cpu-gloo"])
 def test_collectives_join_any_base(base: str) -> None:
-    merged = merge_with_notes(base, [nccl_tests.read(DATA / "all_reduce_8gpu.txt")])
+    merged = merge(base, [nccl_tests.read(DATA / "all_reduce_8gpu.txt")])
     assert merged.profile.name == f"{base}+measured"
     assert merged.notes or merged.profile.collectives.scale_up is not None
 

@@ -68,7 +68,7 @@ class Linear:
         if scenario.hardware.fabric.oversubscription > 1:
             speed /= scenario.hardware.fabric.oversubscription
         step = tokens / speed
-        return StepEstimate(step, step, step, gpus, 70e9, mfu=0.4, utilisation={"compute": 0.8}, layout="tp 8")
+        return StepEstimate(step, step, step, 70e9, mfu=0.4, utilisation={"compute": 0.8}, layout="tp 8")
 
     def best_layout(self, scenario: Scenario) -> StepEstimate:
         return self.estimate(scenario)

@@ -195,7 +195,7 @@ def test_stalled_runs_are_counted_apart() -> None:
         Comparison("a", "step_time_s", 10.0, 9.0, group={"source": "s"}),
         Comparison("b", "step_time_s", 90.0, 9.0, group={"source": "s", "state": STALLED}),
     ]
-    groups = report_of(rows, ["a", "b"], {}, {}, 0.0).groups
+    groups = report_of(Path(), rows, ["a", "b"], {}, {}, 0.0).groups
     overall = {tuple(group.by.items()): group.summary for group in groups}
     assert overall[()].rows == 1
     assert overall[()].mape == pytest.approx(0.1)

@@ -47,7 +47,7 @@ def hold(r: Result) -> None:
     if r.layout.training.precision in ("bf16", "fp16", "tf32", "fp32"):
         assert r.to_json()["uncertainty"]["mfu"]["high"] <= 1 + EPS
     assert 0.0 <= r.bubble_fraction < 1.0
-    assert (r.accounting.phase_bubble <= r.accounting.bubble + EPS).all()
+    assert (r.accounting.phase_bubble <= r.accounting.waits["bubble"] + EPS).all()
     assert min(r.hardware_flops, r.layout.model_flops, r.layout.attention_model_flops, r.tokens_per_s) >= 0.0
     for memory in r.memory:
         assert all(amount >= 0.0 for amount in memory.at_peak.values()), memory.at_peak

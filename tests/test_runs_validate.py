@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_results import decompressed
 from test_runs_rows import row
 
+from simpar.cli.validate import validate_runs as validate
 from simpar.errors import InputError
-from simpar.evidence.commands import runs as run
 from simpar.evidence.predicted import Prediction
 from simpar.evidence.report_runs import print_report
 from simpar.evidence.run_rows import read_runs, run_of
 from simpar.evidence.runs import Report, matches, validate_runs
-from simpar.evidence.runs_html import worst_rows, write_html
 from simpar.output import offline
+from simpar.report.runs_view import runs_page, worst_rows
 from simpar.specs.scenario import Scenario
 
 GIB = 2.0**30
@@ -131,18 +132,19 @@ def test_tables_name_every_reason(report: Report, capsys: pytest.CaptureFixture[
     assert "by their chance to fit: 10% to 25%: 1 of 2; 98% to 100%: 2 of 2" in " ".join(text.split())
 
 
-def test_html_is_one_page_with_plots_and_waterfalls(report: Report, data: Path, tmp_path: Path) -> None:
-    path = tmp_path / "out.html"
+def test_html_is_one_page_with_plots_and_waterfalls(report: Report) -> None:
     with offline():
-        write_html(report, path, data)
-    text = path.read_text()
+        text = runs_page(report)
     assert text.startswith("<!doctype html>")
     assert "Worst rows" in text
     assert 'src="http' not in text
-    body = text[text.index("<body>") :]
-    assert body.count('"type":"waterfall"') == len(worst_rows(report)) == 3
-    assert "cannot run nine layers" in body
-    assert "by memory kind (3)" in body
+    assert "cannot run nine layers" in text
+    assert "by memory kind (3)" in text
+    figures = decompressed(text.split("id=data>")[1].split("<")[0])["figures"]
+    kinds = [figure["variants"][0]["data"][0]["type"] for figure in figures]
+    assert kinds.count("waterfall") == len(worst_rows(report)) == 3
+    assert kinds.count("scatter") == kinds.count("histogram") == 3  # step time, memory, bubble
+    assert len({figure["id"] for figure in figures}) == len(figures)
 
 
 def test_the_worst_rows_are_in_order_and_of_several_sources(tmp_path: Path) -> None:
@@ -231,17 +233,17 @@ def test_wrong_input_is_one_message(tmp_path: Path, content: bytes, where: list[
 
 
 def test_a_page_that_cannot_be_written_is_told_before_the_work(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simpar.evidence.runs.validate_runs", lambda *_, **__: pytest.fail("simulated first"))
+    monkeypatch.setattr("simpar.evidence.commands.validate_runs", lambda *_, **__: pytest.fail("simulated first"))
     (tmp_path / "file").write_text("")
     for place, message in ((tmp_path, "is a folder"), (tmp_path / "file" / "out.html", "is a file, not a folder")):
         with pytest.raises(InputError, match=message):
-            run(data, html=place)
+            validate(data, html=place)
 
 
 def test_progress_goes_to_standard_error_also_beside_json(data: Path, monkeypatch: pytest.MonkeyPatch,
                                                           capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
     monkeypatch.setattr("simpar.evidence.run_workers.EVERY_S", -1.0)
-    run(data, as_json=True, where=["gpu=Gaudi"])
+    validate(data, as_json=True, where=["gpu=Gaudi"])
     shown = capsys.readouterr()
     assert json.loads(shown.out)["runs"] == 1
     assert "1 of 1 runs" in shown.err

@@ -26,7 +26,7 @@ from simpar.parallel.shares import shared_layers, shared_microbatches
 from simpar.report.explain import neighbours
 from simpar.report.gantt import gantt
 from simpar.report.step_html import step_page
-from simpar.report.step_table import part_rows, step_report
+from simpar.report.step_table import parts_table, step_report
 from simpar.result.interpret import Priced
 from simpar.result.result import Result
 from simpar.specs.base import data_dir, read_toml
@@ -476,7 +476,7 @@ def test_reports_say_what_runs_where(tmp_path: Path) -> None:
         ("A100 SXM 80GB", [0], [3]), ("H100 SXM", [1], [5]),
     ]  # fmt: skip
     assert [p["busy_s"] for p in told] == stages.accounting.busy.tolist()
-    assert part_rows(stages)[0][:2] == ("8 x A100 SXM 80GB", "pipeline rank 0: 3 layers")
+    assert parts_table(stages).rows[0][:2] == ("8 x A100 SXM 80GB", "pipeline rank 0: 3 layers")
     assert gantt(stages)["ticks"] == ["rank 0, A100 SXM 80GB", "rank 1, H100 SXM"]
     replicas = simulate(scenario(REPLICAS, {"tp": 4, "replica_microbatches": [4, 12]}))
     told = replicas.to_json()["parts"]

@@ -25,7 +25,7 @@ from simpar.planning.outcome import Outcome
 from simpar.planning.run_model import Piece, Recovery, RunModel, SlowNodeModel, Stage
 from simpar.planning.run_simulation import simulate_run
 from simpar.report.explain import blame, blame_memory
-from simpar.report.page import Table
+from simpar.report.tables import Table
 from simpar.searching.answer import TIE, is_tied
 from simpar.searching.swept import Swept
 from simpar.specs.base import data_dir

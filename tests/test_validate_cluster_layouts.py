@@ -19,7 +19,7 @@ from simpar.costs.kernels import KernelModel
 from simpar.engine import discrete_event, host_ranks
 from simpar.live.cluster_compare import Measured, compare, read_runs
 from simpar.live.cluster_in_step import InStep, Reference, fit, in_step
-from simpar.live.cluster_layouts import DEFAULT, LayoutError, layout_of, parse_layout, parse_layouts
+from simpar.live.cluster_layouts import DEFAULT, LayoutError, RunLayout, parse_layout, parse_layouts
 from simpar.live.cluster_predict import Setup, kernel_counts, predict, step_work
 from simpar.live.cluster_setup import MLP, MLP_TRAINING, MOE, TRAINING, TRANSFORMER, references_of
 from simpar.live.cluster_shapes import collectives_of, shapes_of
@@ -59,7 +59,7 @@ WEIGHTS = L * LAYER + 2 * V * D + D
 def test_names_of_layouts(name: str, fields: dict[str, Any]) -> None:
     layout = parse_layout(name)
     assert {k: getattr(layout, k) for k in fields} == fields
-    assert layout_of(layout.as_json()) == layout
+    assert RunLayout(**layout.as_json()) == layout
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_collective_starts_with_its_last_rank_and_ranks_of_a_role_drift() -> N
     builder = ProgramBuilder("drift")
     builder.add("f", kind=OpKind.FORWARD, role=0, streams=(Stream(0, "compute"),), price="f")
     builder.add("c", kind=OpKind.COLLECTIVE, role=0, streams=(Stream(0, "wire"),), price="c", deps=("f",))
-    builder.transfers[1] = Transfer("all_reduce", 1.0, ((0, 1), (2, 3)), "tp")
+    builder.transfers[1] = Transfer("all_reduce", 1.0, ((0, 1), (2, 3)))
     program = builder.build(rank_count=(4,))
     seconds, talks = seconds_of(program, {"f": 1.0, "c": 0.5}), np.array([0.0, 0.0])
     found = host_ranks.replay(program, seconds, talks, [True, False], [[0, 1, 2, 3]], host_ranks.Scheduler(2, 100.0, 50.0))

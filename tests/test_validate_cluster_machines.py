@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cluster_runs import options
+from cluster_runs import options, passes
 
 from simpar.errors import InputError
 from simpar.host import join_slurm
@@ -138,7 +138,7 @@ def test_other_precisions_send_what_is_predicted(tmp_path: Path, precision: str,
     text = given.scenario.read_text() if given.scenario else ""
     wide = text.replace("hidden_size = 32", "hidden_size = 64").replace("head_dim = 8", "head_dim = 16")
     (tmp_path / "small.toml").write_text(wide)
-    assert run(given) == 0
+    assert passes(given)
     config, runs, references = read_runs(tmp_path / "kept.2.runs.jsonl")
     assert config["precision"] == precision
     setup = Setup(config["models"], config["training"], hardware, precision)
@@ -224,7 +224,7 @@ def test_what_is_sent_waits_for_the_end_of_the_step_and_what_stays_on_a_rank_doe
 def test_peak_memory_is_what_torch_holds(tmp_path: Path) -> None:
     """The default models, whose activations weigh as much as their states."""
     names = "dp2,fsdp2,tp2,pp2-interleaved,pp2-zbv,mlp-pp2,mlp-tp2"
-    assert run(options(tmp_path, names, scenario=None)) == 0
+    assert passes(options(tmp_path, names, scenario=None))
     config, runs, references = read_runs(tmp_path / "kept.2.runs.jsonl")
     found = compare([(runs, references, Setup(config["models"], config["training"], CPU))], 9.0)
     for row in found.rows:
@@ -236,7 +236,7 @@ def test_peak_memory_is_what_torch_holds(tmp_path: Path) -> None:
 @torch_only
 @pytest.mark.torch
 def test_one_rank_trains_plain_sharded_and_recomputed(tmp_path: Path) -> None:
-    assert run(options(tmp_path, "single,fsdp1,single-recompute", nproc=1)) == 0
+    assert passes(options(tmp_path, "single,fsdp1,single-recompute", nproc=1))
     _, runs, references = read_runs(tmp_path / "kept.1.runs.jsonl")
     assert set(runs) == {"single", "fsdp1", "single-recompute"}
     assert not references
@@ -251,7 +251,7 @@ def test_one_rank_trains_plain_sharded_and_recomputed(tmp_path: Path) -> None:
 @pytest.mark.torch
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler")
 def test_one_rank_trains_compiled(tmp_path: Path) -> None:
-    assert run(options(tmp_path, "single,single-compile", nproc=1, timeout_s=300.0)) == 0
+    assert passes(options(tmp_path, "single,single-compile", nproc=1, timeout_s=300.0))
     _, runs, _ = read_runs(tmp_path / "kept.1.runs.jsonl")
     eager, compiled = (runs[name].first["losses"] for name in ("single", "single-compile"))
     assert compiled == pytest.approx(eager, rel=1e-4)
@@ -280,7 +280,7 @@ for pid in "${pids[@]}"; do wait "$pid" || exit 1; done
 @pytest.mark.torch
 def test_the_job_script_runs_goes_on_and_is_compared_at_home(tmp_path: Path) -> None:
     """srun and scontrol stand in for Slurm; submitted again nothing is left to measure, by torchrun neither."""
-    assert run(options(tmp_path, "dp2,pp2", write_config=tmp_path / "c.json", budget_s=8.0, profile=None)) == 0
+    assert run(options(tmp_path, "dp2,pp2", write_config=tmp_path / "c.json", budget_s=8.0, profile=None)) is None
     for name, text in (("srun", SRUN), ("scontrol", "#!/bin/sh\necho 127.0.0.1\n")):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
@@ -299,8 +299,8 @@ def test_the_job_script_runs_goes_on_and_is_compared_at_home(tmp_path: Path) -> 
         found.append((tmp_path / "c.runs.jsonl").read_text())
     assert found[0] == found[1] == found[2]
     assert found[0].count('"kind": "run"') == 2
-    home = options(tmp_path, "", runs=tmp_path / "c.runs.jsonl", profile=tmp_path / "c.toml", json=True)
-    assert run(home) == 0
+    home = options(tmp_path, "", runs=tmp_path / "c.runs.jsonl", profile=tmp_path / "c.toml")
+    assert passes(home)
 
 
 @torch_only
@@ -311,10 +311,12 @@ def test_two_hosts_meet_and_the_first_compares(tmp_path: Path) -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from pathlib import Path; from cluster_runs import options\n"
-        "from simpar.live.cluster import run; from simpar.live.cluster_launch import Rendezvous\n"
+        "from simpar.cli.options import print_json; from simpar.live.cluster import run\n"
+        "from simpar.live.cluster_launch import Rendezvous\n"
         "folder = Path(sys.argv[2]) / sys.argv[3]; folder.mkdir(exist_ok=True)\n"
         "meet = Rendezvous(2, int(sys.argv[3]), '127.0.0.1:' + sys.argv[4])\n"
-        "sys.exit(run(options(folder, 'dp2', nproc=1, meet=meet, json=True)))\n"
+        "report = run(options(folder, 'dp2', nproc=1, meet=meet))\n"
+        "if report is not None: print_json(report.as_json())\n"
     )
     port = free_port()
     tests = str(Path(__file__).parent)

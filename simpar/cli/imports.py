@@ -215,10 +215,10 @@ def merge(
     as_json: JsonOption = False,
 ) -> None:
     """A hardware profile: a base with measured parts laid over it."""
-    from simpar.interop.profile_parts import merge_with_notes, write_profile
+    from simpar.interop import profile_parts
 
-    merged = merge_with_notes(base, parts)
-    write_profile(merged.profile, out)
+    merged = profile_parts.merge(base, parts)
+    profile_parts.write_profile(merged.profile, out)
     if as_json:
         print_json({"profile": str(out), "name": merged.profile.name, "notes": list(merged.notes)})
         return

@@ -76,17 +76,27 @@ def validate_cluster(
     from simpar.live.cluster import ClusterOptions, run, seconds
     from simpar.live.cluster_launch import Rendezvous
 
-    raise typer.Exit(
-        run(
-            ClusterOptions(
-                nproc=nproc, layouts=layouts, scenario=scenario, profile=profile, tolerance=tolerance, html=html, json=as_json,
-                store=store, device=device, precision=precision,
-                threads=threads, budget_s=seconds("--budget", budget), steps=steps, warmup=warmup,
-                rounds=rounds, timeout_s=seconds("--timeout", timeout), write_config=write_config, runs=runs,
-                meet=Rendezvous(nnodes, node_rank, master),
-            )
+    report = run(
+        ClusterOptions(
+            nproc=nproc, layouts=layouts, scenario=scenario, profile=profile, tolerance=tolerance, quiet=as_json,
+            store=store, device=device, precision=precision,
+            threads=threads, budget_s=seconds("--budget", budget), steps=steps, warmup=warmup,
+            rounds=rounds, timeout_s=seconds("--timeout", timeout), write_config=write_config, runs=runs,
+            meet=Rendezvous(nnodes, node_rank, master),
         )
     )  # fmt: skip
+    if report is None:
+        return
+    from simpar.output import write_page
+    from simpar.report.cluster_view import cluster_page, print_report
+
+    if html is not None:
+        write_page(html, cluster_page(report))
+    if as_json:
+        print_json(report.as_json())
+    else:
+        print_report(report)
+    raise typer.Exit(0 if report.passed else 1)
 
 
 @validate_app.command("runs")
@@ -100,8 +110,17 @@ def validate_runs(
 ) -> None:
     """Measured training runs against their simulation."""
     from simpar.evidence.commands import runs
+    from simpar.evidence.report_runs import print_report
+    from simpar.output import check_writable, write_page
 
-    raise typer.Exit(runs(data, as_json, html, where or [], site=site))
+    if html is not None:
+        check_writable(html, "--html")  # now, not after minutes of simulation
+    report = runs(data, where or [], site)
+    if html is not None:
+        from simpar.report.runs_view import runs_page
+
+        write_page(html, runs_page(report))
+    print_report(report, as_json)
 
 
 @validate_app.command("rank")

@@ -95,11 +95,6 @@ class BlockPrice:
         dimensions = {name for name, _ in self.communication_s}
         return sum(seconds for name, seconds in self.terms if name in dimensions)
 
-    @property
-    def has_experts(self) -> bool:
-        """Whether tokens go to experts."""
-        return any(name == "expert_matmul" for name, _ in self.terms)
-
 
 class _Ledger:
     def __init__(self) -> None:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
-
 from simpar.costs import expert_parallel, gloo, nccl, point_to_point, torus
 from simpar.costs.collective_defaults import constants_of, expert_of
 from simpar.costs.collective_geometry import Geometry, geometry
-from simpar.costs.collective_law import Law, fastest, seconds_of
+from simpar.costs.collective_law import Law, fastest
 from simpar.costs.collective_points import MeasuredTimes
 from simpar.costs.expert_parallel import Exchange
 from simpar.costs.price import ZERO, Price, Provenance
@@ -27,16 +22,6 @@ ALIASES = {
 }  # fmt: skip
 """nccl-tests' spellings in tables."""
 NONE = Law("none", "none", 0.0, 0.0, channels=0)
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What runs: algorithm and protocol in NCCL's names, channels, and the SMs they hold while it runs."""
-
-    algorithm: str
-    protocol: str
-    channels: int
-    sms: int
 
 
 class CollectiveModel:
@@ -149,16 +134,11 @@ class CollectiveModel:
         band = max(bands, key=lambda b: b.from_bytes)
         return band.low, band.high
 
-    def seconds(self, collective: str, bytes_: NDArray[np.float64], placement: GroupPlacement) -> NDArray[np.float64]:
-        """Point estimates [messages] for many sizes `bytes_` [messages]."""
-        return seconds_of(self.laws(collective, placement), np.asarray(bytes_, dtype=np.float64))
-
-    def choice(self, collective: str, bytes_: float, placement: GroupPlacement) -> Choice:
-        """What runs for a message of `bytes_`; the SMs held slow the compute beside it."""
+    def sms(self, collective: str, bytes_: float, placement: GroupPlacement) -> int:
+        """SMs that a message of `bytes_` holds, one a channel; they slow the compute beside it."""
         law = fastest(self.laws(collective, placement), bytes_)
         # A channel is used once it has 64 bytes for each of 512 threads (NCCL's Simple threshold); small messages use few.
-        channels = max(1, min(law.channels, int(bytes_ // (64 * 512)))) if law.channels else 0
-        return Choice(law.algorithm, law.protocol, channels, channels)
+        return max(1, min(law.channels, int(bytes_ // (64 * 512)))) if law.channels else 0
 
     def exchange(self, x: Exchange, placement: GroupPlacement, dispatcher: str = "alltoall") -> Price:
         """Tokens of each rank to the ranks of their experts, or the experts' outputs back.

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Final, cast
+from typing import Any, Concatenate, Final, Generic, ParamSpec, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,7 @@ from simpar.specs.hardware import HardwareProfile
 from simpar.specs.kernel_constants import DirectionConstants, GemmConstants, GroupedConstants, MeasuredPoint
 
 Array = NDArray[np.float64]
+P = ParamSpec("P")
 DIRECTION_SPREAD: Final = 0.03
 SMALL_GEMM: Final = 512
 """Smallest m, n and k inside the fitted region."""
@@ -46,8 +47,16 @@ _DEFAULT_GROUPED: Final = GroupedConstants()
 _WIDTHS: Final = {"fp4": 0.5, "fp8": 1.0, "fp8_block": 1.0, "fp32": 4.0, "tf32": 4.0}
 
 
-def _memoised(method: Callable[..., Price]) -> Callable[..., Price]:
-    return lru_cache(maxsize=CACHE)(method)
+class _Memoised(Generic[P]):
+    """A method that returns a price; every instance keeps those that it has given."""
+
+    def __init__(self, method: Callable[Concatenate[Any, P], Price]) -> None:
+        self._method, self.__doc__ = method, method.__doc__
+
+    def __get__(self, instance: object, owner: type) -> Callable[P, Price]:
+        kept: Any = lru_cache(maxsize=CACHE)(self._method.__get__(instance, owner))
+        # What stands in the instance is found before this descriptor.
+        return cast(Callable[P, Price], instance.__dict__.setdefault(self._method.__name__, kept))
 
 
 def piece_of(work: Gemm) -> Gemm:
@@ -90,10 +99,6 @@ class KernelModel:
         self._sets: dict[str, tuple[GemmConstants, Provenance]] = {}
         self._laws: dict[tuple[Gemm, int], float] = {}
         self._in_steps: dict[RunCalibration, dict[object, Price]] = {}
-        self._cached_gemm = _memoised(self._gemm)
-        self._cached_grouped = _memoised(self._grouped_gemm)
-        self._cached_attention = _memoised(self._attention)
-        self._cached_memory = _memoised(self._memory_bound)
 
     def in_steps(self, calibration: RunCalibration) -> dict[object, Price]:
         """Prices of work inside steps to which a framework's runs add this: a memo for whoever prices layouts."""
@@ -136,6 +141,7 @@ class KernelModel:
         }
         return base.model_copy(update=update), Provenance.SCALED
 
+    @_Memoised
     def gemm(self, work: Gemm, batch: int = 1) -> Price:
         """`batch` products in one kernel, without what runs beside them (`pieces`, `held_sms`).
 
@@ -145,9 +151,6 @@ class KernelModel:
         Raises:
             UnknownNameError: no constants and no peak for the dtype.
         """
-        return self._cached_gemm(work, batch)
-
-    def _gemm(self, work: Gemm, batch: int) -> Price:
         m, n, k = work.m, work.n, work.k
         if min(m, n, k, batch) <= 0:
             return ZERO
@@ -220,12 +223,10 @@ class KernelModel:
         low, high = band_arrays(c.bands, c.bands_small, inside, flops, self._spread(c))
         return seconds, seconds * low, seconds * high
 
+    @_Memoised
     def grouped_gemm(self, work: GroupedGemm) -> Price:
         """Products of the local experts: one library call each, spread over streams (Transformer Engine's GroupedLinear: four);
         how many really run beside each other is measured."""
-        return self._cached_grouped(work)
-
-    def _grouped_gemm(self, work: GroupedGemm) -> Price:
         groups, tokens, n, k, direction = work.groups, work.tokens, work.n, work.k, work.direction
         if groups <= 0 or tokens <= 0 or min(n, k) <= 0:
             return ZERO
@@ -245,6 +246,7 @@ class KernelModel:
 
     # -- attention -------------------------------------------------------------------------------------------------
 
+    @_Memoised
     def attention(self, work: AttentionWork) -> Price:
         """Scaled dot-product attention of one rank; a causal mask is aligned at the end.
 
@@ -253,9 +255,6 @@ class KernelModel:
         Raises:
             UnknownNameError: no such kernel.
         """
-        return self._cached_attention(work)
-
-    def _attention(self, work: AttentionWork) -> Price:
         sizes = (work.batch, work.sequence_q, work.sequence_kv, work.heads, work.kv_heads, work.head_dim)
         if min(sizes[:4]) <= 0:
             return ZERO
@@ -264,6 +263,7 @@ class KernelModel:
 
     # -- memory-bound ----------------------------------------------------------------------------------------------
 
+    @_Memoised
     def memory_bound(
         self, kernel: str, bytes_moved: float, *, implementation: Implementation = "tuned", launches: int = 1
     ) -> Price:
@@ -272,9 +272,6 @@ class KernelModel:
         Raises:
             UnknownNameError: no such class.
         """
-        return self._cached_memory(kernel, bytes_moved, implementation, launches)
-
-    def _memory_bound(self, kernel: str, bytes_moved: float, implementation: str, launches: int) -> Price:
         gpu, fitted = self.hardware.gpu, self.resolved.constants.memory
         share = class_share(kernel, implementation, fitted, self.best_share)
         if kernel not in self.resolved.own.memory:

@@ -318,7 +318,7 @@ class LayoutPricer:
         return math.fsum(gap for one in passes for gap in self._pass_gaps(*one))
 
     def _held_sms(self, name: str, amount: float, placement: GroupPlacement) -> int:
-        return self.collectives.choice(name, amount, placement).sms if placement.size > 1 and amount > 0 else 0
+        return self.collectives.sms(name, amount, placement) if placement.size > 1 and amount > 0 else 0
 
     def _hop(self, dimension: str, pair: int = -1) -> GroupPlacement:
         """Where two consecutive members sit: a pair of the pipeline, or the slowest there is."""

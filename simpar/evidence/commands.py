@@ -12,12 +12,10 @@ from simpar.evidence.cases import chosen_cases, load_cases, run_cases
 from simpar.evidence.collectives import validate_collectives
 from simpar.evidence.predicted import AtSite, predict
 from simpar.evidence.report_collectives import print_report as print_collectives
-from simpar.evidence.report_runs import print_report
 from simpar.evidence.results_md import check_bounds, print_cases, write_results
 from simpar.evidence.run_files import stored_runs
-from simpar.evidence.runs import validate_runs
-from simpar.evidence.runs_html import write_html
-from simpar.output import check_writable, finite
+from simpar.evidence.runs import Report, validate_runs
+from simpar.output import finite
 from simpar.specs.base import data_dir
 from simpar.specs.site import read_site
 
@@ -62,27 +60,14 @@ def collectives(data: Path | None, as_json: bool = False) -> int:
     return 0 if report.within_tolerance else 1
 
 
-def runs(
-    data: Path | None,
-    as_json: bool = False,
-    html: Path | None = None,
-    where: Sequence[str] = (),
-    site: Path | None = None,
-) -> int:
-    """`simpar validate runs [--data FILE] [--json] [--html OUT] [--where ...] [--site FILE]`; returns the exit code.
+def runs(data: Path | None, where: Sequence[str] = (), site: Path | None = None) -> Report:
+    """Of `simpar validate runs [--data FILE] [--where ...] [--site FILE]`.
 
     Without a file: the runs that come with simpar.
 
     Raises:
         InputError: the file or a condition is wrong.
     """
-
-    if html is not None:
-        check_writable(Path(html), "--html")  # now, not after minutes of simulation
     data = data or stored_runs()
     predictor = predict if site is None else AtSite(read_site(site))
-    report = validate_runs(data, where, predictor=predictor, progress=True)
-    if html is not None:
-        write_html(report, Path(html), data)
-    print_report(report, as_json)
-    return 0
+    return validate_runs(data, where, predictor=predictor, progress=True)

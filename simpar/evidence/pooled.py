@@ -56,7 +56,7 @@ class Problem:
     """Log seconds of all rows as a function of the logarithms of the constants.
 
     Attributes:
-        data, entries: the rows and the constants.
+        data: the rows.
         group: whether a row belongs to a constant's group [rows, constants].
         column: index into the parts that a constant scales [constants].
         spread: of its prior [constants].
@@ -64,7 +64,6 @@ class Problem:
     """
 
     data: Data
-    entries: tuple[Constant, ...]
     group: FloatArray
     column: np.ndarray[tuple[int], np.dtype[np.intp]]
     spread: FloatArray
@@ -77,7 +76,7 @@ class Problem:
         column = np.array([FACTORS.index(e.name) for e in entries], dtype=np.intp)
         spread = np.array([SPREAD[e.name] for e in entries])
         weight = np.asarray(1.0 / (data.rows_of_source * TAU**2 + SIGMA**2), dtype=np.float64)
-        return cls(data, tuple(entries), group, column, spread, weight)
+        return cls(data, group, column, spread, weight)
 
     def log_seconds(self, values: FloatArray) -> tuple[FloatArray, FloatArray]:
         """(Log seconds [rows], their derivatives [rows, constants]) at the logarithms `values` [constants]."""

@@ -15,6 +15,7 @@ from simpar.parallel.layout import Layout
 from simpar.readings import outcome_of
 from simpar.result.accounting import account
 from simpar.result.memory import RankMemory
+from simpar.specs.counts import resolved_dp
 from simpar.specs.scenario import Scenario
 from simpar.specs.site import Site
 
@@ -152,14 +153,17 @@ STALLED: Final = 1.5
 """Least measured over predicted time of a stalled run."""
 
 
+def stage_passes(scenario: Scenario) -> float:
+    """Forwards and backwards of a rank's stages in a step."""
+    training = scenario.training
+    return 2.0 * training.global_batch_size / (training.micro_batch_size * resolved_dp(scenario)) * scenario.plan.virtual_stages
+
+
 def stalled(found: Prediction, scenario: Scenario, measured_s: float) -> bool:
     """Whether a measured step is that of a pipeline with stalled sends: a state of its cluster that says nothing about others."""
-    plan, training = scenario.plan, scenario.training
-    if plan.pp == 1:
+    if scenario.plan.pp == 1:
         return False
-    dp = plan.dp or scenario.world_size // (plan.tp * plan.cp * plan.pp)
-    passes = 2.0 * training.global_batch_size / (training.micro_batch_size * dp) * plan.virtual_stages
-    each = (measured_s - found.step_time_s) / passes
+    each = (measured_s - found.step_time_s) / stage_passes(scenario)
     return measured_s > STALLED * found.step_time_s and STALL_S[0] <= each <= STALL_S[1]
 
 

@@ -1,4 +1,4 @@
-"""The report of `simpar validate runs` for a terminal and as JSON. Its page is runs_html.py."""
+"""The report of `simpar validate runs` for a terminal and as JSON. Its page is report/runs_view.py."""
 
 from __future__ import annotations
 

@@ -154,7 +154,8 @@ def _with_dimensions(row: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     ranks = not latent or all(name in stated for name in MLA_FIELDS if name != "q_lora")
     complete = all(row.get(key) for key in _DIMENSIONS) and (row.get("ffn") or row.get("moe_ffn")) and ranks
     name = None if complete else _named(row)
-    known = _columns_of(name) if name else {}
+    named = load_model(name) if name else None
+    known = model_columns(named) if isinstance(named, TransformerSpec) else {}
     if name and not known and not any(row.get(key) for key in (*_DIMENSIONS, "ffn")):
         return _with_shipped_layers(row, notes)
     if not known or any(row.get(key) not in (None, 0, known.get(key)) for key in _WIDTHS):
@@ -207,11 +208,8 @@ def _spelled(row: Row) -> str:
     return re.sub(r"[\s_]+", "-", str(row.get("model_name") or "").lower())
 
 
-def _columns_of(name: str) -> dict[str, Any]:
-    """The columns of a row that describe the shipped model `name`; none where it is no transformer that rows can state."""
-    model = load_model(name)
-    if not isinstance(model, TransformerSpec):
-        return {}
+def model_columns(model: TransformerSpec) -> dict[str, Any]:
+    """The columns of a row that describe `model`."""
     columns: dict[str, Any] = {
         "layers": model.num_hidden_layers, "hidden": model.hidden_size, "heads": model.num_attention_heads,
         "kv_heads": model.num_key_value_heads, "head_dim": model.head_dim, "ffn": model.intermediate_size,

@@ -62,7 +62,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     if not path.exists():
         raise InputError(f"{path}: no such file; expected a file of runs, one JSON object a line")
     for file in sorted(path.glob("*.jsonl")) if path.is_dir() else [path]:
-        for number, row in read_json_lines(file, finite=False):  # a row with nan is skipped with its reason, others go on
+        for number, row in read_json_lines(file):  # a row with nan is skipped with its reason, others go on
             yield f"{file.name}:{number}", row
 
 
@@ -128,17 +128,6 @@ def _flat_run(raw: Row, fallback_id: str) -> Run:
 def excluded_because(row: Row) -> str:
     """The data's own reason to leave a row out; "" where it counts."""
     return str(row.get("exclude") or "")
-
-
-def scenario_of(row: Row, name: str = "run") -> tuple[Scenario, tuple[str, ...]]:
-    """The scenario of `row`, with every open fact as the rules fill it in, and what was assumed.
-
-    Raises:
-        CannotExpress: outside what simpar models, or too little is stated; the message says which.
-        InputError: the scenario breaks a rule.
-    """
-    table, notes = table_of(row, name)
-    return checked(table), notes
 
 
 def table_of(row: Row, name: str = "run") -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -66,6 +66,7 @@ class Report:
     """Everything `validate_runs` found.
 
     Attributes:
+        path: where the runs are from.
         rows: one comparison per measured value, excluded rows left out.
         groups: errors by metric and grouping.
         fits: confusion of the labelled runs.
@@ -79,6 +80,7 @@ class Report:
         seconds: wall time.
     """
 
+    path: Path
     rows: tuple[Comparison, ...]
     groups: tuple[Group, ...]
     fits: FitConfusion
@@ -235,7 +237,7 @@ def validate_runs(
     done = in_order(each, wanted, workers or os.cpu_count() or 1, Bar(len(wanted), progress), CHUNK)
     comparisons = [row for _, _, part in done for row in part]
     reasons = _named((reason, name) for name, reason, _ in done)
-    return report_of(comparisons, [name for name, _, _ in done], reasons, excluded, time.perf_counter() - start)
+    return report_of(path, comparisons, [name for name, _, _ in done], reasons, excluded, time.perf_counter() - start)
 
 
 def check_conditions(rows: Sequence[dict[str, Any]], conditions: Sequence[str]) -> None:
@@ -312,9 +314,9 @@ Named = dict[str, list[str]]
 
 
 def report_of(
-    comparisons: Sequence[Comparison], runs: Sequence[str], not_expressed: Named, excluded: Named, seconds: float
+    path: Path, comparisons: Sequence[Comparison], runs: Sequence[str], not_expressed: Named, excluded: Named, seconds: float
 ) -> Report:
-    """Groups, confusion and rankings over `comparisons`, of `runs` (ids)."""
+    """Groups, confusion and rankings over `comparisons`, of `runs` (ids) at `path`."""
     groups: list[Group] = []
     for metric in dict.fromkeys(row.metric for row in comparisons):
         found_rows = [row for row in comparisons if row.metric == metric]
@@ -329,7 +331,7 @@ def report_of(
                 groups += sorted(parts, key=lambda group: -group.summary.rows - group.summary.skipped)
     sweeps = rank_sweeps([row for row in comparisons if row.group.get("state") != STALLED])
     return Report(
-        tuple(comparisons), tuple(groups), fit_confusion(comparisons),
+        path, tuple(comparisons), tuple(groups), fit_confusion(comparisons),
         fit_by_chance(chances_to_fit(comparisons).values()), tuple(sweeps), summarize_rankings(sweeps),
         len(runs), tuple(name for name, count in Counter(runs).items() if count > 1), _impossible(comparisons), not_expressed,
         excluded, seconds,

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from rich.progress import track
 
 from simpar.errors import SimparError
-from simpar.evidence.predicted import Prediction, predict, stalled
+from simpar.evidence.predicted import Prediction, predict, stage_passes, stalled
 from simpar.evidence.run_rows import read_runs
 from simpar.evidence.run_type import Measured
 from simpar.result.interval import HALF_WIDTH
@@ -129,9 +129,7 @@ def _parts(found: Prediction, scenario: Scenario, factors: FloatArray) -> FloatA
     busy = found.step_time_s - found.waterfall.get(BUBBLE, 0.0)
     stretch = found.step_time_s / busy if busy > 0 else 1.0
     parts[:3] *= stretch / factors
-    plan, training = scenario.plan, scenario.training
-    dp = plan.dp or scenario.world_size // (plan.tp * plan.cp * plan.pp)
-    parts[3] = 2.0 * training.global_batch_size / (training.micro_batch_size * dp) * plan.virtual_stages * stretch
+    parts[3] = stage_passes(scenario) * stretch
     parts[4] = 1.0
     return parts
 

@@ -17,7 +17,6 @@ from simpar.graph.types import (
     Attention,
     Axis,
     Convolution,
-    Custom,
     Einsum,
     Elementwise,
     Format,
@@ -175,11 +174,6 @@ class LayerBuilder:
         """The loss over the last axis of `logits`."""
         y = self.tensor(f"{name}.out", out, format="fp32")
         return self.add(Loss(name, (logits,), (y,), "loss", kind=kind))
-
-    def custom(self, name: str, inputs: Sequence[str], out: str, *, module: str = "", to: str = "", **costs: Any) -> str:
-        """Anything else, with its own FLOPs and bytes."""
-        y = self.tensor(to or f"{name}.out", out)
-        return self.add(Custom(name, tuple(inputs), (y,), module, **costs))
 
     def done(self, *outputs: str) -> Layer:
         """The finished layer.

@@ -15,12 +15,11 @@ from simpar.interop.finetune import (
     hub_name,
     lora_modules,
     offloaded_together,
-    replicas_and_shards,
     rules,
     whole_activations,
 )
 from simpar.interop.launch import beside, torchrun
-from simpar.interop.meaning import data_ranks, meaning, recompute_of
+from simpar.interop.meaning import data_ranks, meaning, recompute_of, replicas_and_shards
 from simpar.interop.nanotron import yaml_text
 from simpar.specs.counts import microbatches
 from simpar.specs.scenario import Scenario

@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from pydantic import BaseModel
 
@@ -41,6 +41,13 @@ _FOLLOWS: Final = {
 }
 """Field -> fields whose meaning hangs on it."""
 _CONDITIONAL: Final = ("plan", "training", "model")
+
+
+class Outside(TypedDict, total=False):
+    """What whoever reads a file says of the cluster: where the file does not, or instead of what it says."""
+
+    hardware: str | None
+    num_nodes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,19 +176,18 @@ def _table(reading: Reading, free: Mapping[str, Any]) -> dict[str, Any]:
     return table
 
 
-def settled(reading: Reading, text: str, file: str = "", cluster: Mapping[str, Any] | None = None) -> Imported:
-    """The scenario of a file: what it says, its comment lines, and `cluster` (hardware, num_nodes) from the outside.
+def settled(reading: Reading, text: str, file: str = "", outside: Outside | None = None) -> Imported:
+    """The scenario of a file: what it says, its comment lines, and the cluster from the outside.
 
     Raises:
         InputError: what cannot be read, a comment line that is broken, and every rule that the scenario breaks; together.
     """
     hints, wrong = _hints(text, file)
     free = {p: h.value for p, h in hints.items() if h.where is None and not h.beside and p != "model"}
-    for name, value in (cluster or {}).items():
+    for name, value in (outside or {}).items():
         if value is not None:
             free[f"cluster.{name}"] = value
-            if name in ("hardware", "num_nodes") and (cluster or {}).get("num_gpus") is None:
-                free.pop("cluster.num_gpus", None)
+            free.pop("cluster.num_gpus", None)
     known = {
         **reading.table.get("cluster", {}),
         **{p.removeprefix("cluster."): v for p, v in free.items() if p.startswith("cluster.")},
@@ -205,20 +211,20 @@ def settled(reading: Reading, text: str, file: str = "", cluster: Mapping[str, A
     return Imported(scenario.model_copy(update={"file": ""}), tuple(dict.fromkeys(reading.warnings)))
 
 
-def settled_on_gpus(reading: Reading, text: str, file: str, cluster: Mapping[str, Any]) -> Imported:
+def settled_on_gpus(reading: Reading, text: str, file: str, outside: Outside) -> Imported:
     """As `settled`, for a file that says its number of GPUs; `num_gpus` stays only where the job does not fill its nodes."""
     known = reading.table["cluster"]
     hints, _ = _hints(text, file)
     hinted = hints.get("cluster.hardware")
-    name = cluster.get("hardware") or (hinted.value if hinted is not None else None)
+    name = outside.get("hardware") or (hinted.value if hinted is not None else None)
     gpus = known.pop("num_gpus", None)
-    if name is not None and gpus is not None and cluster.get("num_nodes") is None and "cluster.num_nodes" not in hints:
+    if name is not None and gpus is not None and outside.get("num_nodes") is None and "cluster.num_nodes" not in hints:
         per_node = load_hardware(name).gpus_per_node
         if "num_nodes" not in known or gpus % per_node or gpus != known["num_nodes"] * per_node:
             known["num_nodes"] = -(-gpus // per_node)
             if gpus % per_node:
                 known["num_gpus"] = gpus
-    return settled(reading, text, file, cluster)
+    return settled(reading, text, file, outside)
 
 
 def _worded(table: dict[str, Any], read: Scenario, hints: Mapping[str, _Hint], file: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from simpar.boundary import MOST_CONFIG_BYTES, parse_json, parse_yaml, read_text
 from simpar.errors import InputError
 from simpar.interop import megatron_import, nanotron_import, torchtitan_import
-from simpar.interop.carried import Imported
+from simpar.interop.carried import Imported, Outside
 from simpar.interop.deepspeed_import import load as load_deepspeed
 from simpar.interop.finetune_import import dialect_of
 from simpar.interop.finetune_import import load as load_finetune
@@ -45,16 +45,16 @@ def load_config(
     Raises:
         InputError: none that is known, or the reader's own reasons.
     """
-    outside: dict[str, Any] = {"hardware": hardware, "num_nodes": num_nodes}
+    outside: Outside = {"hardware": hardware, "num_nodes": num_nodes}
     if path.is_dir() or path.suffix in (".pt", ".pth"):
         return load_megatron(path, accept=accept, **outside)
     text = read_text(path, _LOG_BYTES)
     if path.suffix in (".yaml", ".yml"):
-        return _yaml(text, path, accept, {**outside, **more})
+        return _yaml(text, path, accept, more, outside)
     if path.suffix == ".toml":
         return torchtitan_import.load(text, file=str(path), **outside)
     if path.suffix == ".json":
-        return _json(text, path, outside, more)
+        return _json(text, path, more, outside)
     if arguments_in(text) or path.suffix in (".sh", ".sbatch"):
         return megatron_import.load(text, file=str(path), accept=accept, **outside)
     if printed_in(text):
@@ -77,16 +77,15 @@ def load_megatron(path: Path, **settings: Any) -> Imported:
     return read(text, file=str(path), **settings)
 
 
-def _yaml(text: str, path: Path, accept: Collection[str], outside: dict[str, Any]) -> Imported:
+def _yaml(text: str, path: Path, accept: Collection[str], more: dict[str, Any], outside: Outside) -> Imported:
     if len(text) > MOST_CONFIG_BYTES:
         raise InputError(f"{path}: is too large for a configuration")
     table = parse_yaml(text, path)
     if isinstance(table, dict):
         for _, fits, load in YAML:
             if fits(table):
-                more = outside if load in (load_finetune, load_torchtune) else {}
-                settings = {k: outside[k] for k in ("hardware", "num_nodes")} | more
-                return load(text, file=str(path), accept=accept, **settings)
+                more = more if load in (load_finetune, load_torchtune) else {}
+                return load(text, file=str(path), accept=accept, **more, **outside)
         if "distributed_type" in table:
             right = "the run's own file, and this one by --accelerate"
             raise InputError(f"{path}: is accelerate's, which says how GPUs share a model and not which; expected {right}")
@@ -94,8 +93,8 @@ def _yaml(text: str, path: Path, accept: Collection[str], outside: dict[str, Any
     raise InputError(f"{path}: is no configuration that is read; expected one of {known}")
 
 
-def _json(text: str, path: Path, outside: dict[str, Any], more: dict[str, Any]) -> Imported:
+def _json(text: str, path: Path, more: dict[str, Any], outside: Outside) -> Imported:
     table = parse_json(text, path, "a configuration of DeepSpeed or torchtitan")
     if isinstance(table, dict) and "parallelism" in table and "training" in table:
         return torchtitan_import.load_dumped(table, text, file=str(path), **outside)
-    return load_deepspeed(text, file=str(path), **outside, **more)
+    return load_deepspeed(text, file=str(path), **more, **outside)

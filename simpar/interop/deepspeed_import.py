@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from simpar.boundary import parse_json, reader
 from simpar.errors import InputError, Violation
-from simpar.interop.carried import Imported, Reading, settled
+from simpar.interop.carried import Imported, Outside, Reading, settled
 from simpar.interop.resolved import model_named, nested, whole
 
 _OPTIMIZERS: Final = {
@@ -47,10 +47,9 @@ def load(
     text: str,
     *,
     file: str = "",
-    hardware: str | None = None,
-    num_nodes: int | None = None,
     model: str | None = None,
     sequence_length: int | None = None,
+    **outside: Unpack[Outside],
 ) -> Imported:
     """The scenario of a configuration.
 
@@ -79,9 +78,7 @@ def load(
         wrong.append(Violation("file", file or "-", rule, "one of them, which DeepSpeed asks for too", file))
     if wrong:
         raise InputError(wrong)
-    return settled(
-        _reading(table, file, str(model), int(sequence_length or 1)), text, file, {"hardware": hardware, "num_nodes": num_nodes}
-    )
+    return settled(_reading(table, file, str(model), int(sequence_length or 1)), text, file, outside)
 
 
 def layout(table: dict[str, Any], file: str = "") -> dict[str, Any]:

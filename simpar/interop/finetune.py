@@ -8,7 +8,6 @@ from typing import Any, Final
 from simpar.errors import Violation
 from simpar.interop.launch import documents_text, gpu_violations, work_violations
 from simpar.interop.meaning import data_ranks, meaning, recompute_of
-from simpar.specs.counts import resolved_dp
 from simpar.specs.model import TransformerSpec
 from simpar.specs.models_io import preset_of
 from simpar.specs.scenario import Scenario
@@ -116,12 +115,3 @@ def hub_name(scenario: Scenario) -> str:
 def lora_modules(scenario: Scenario) -> list[str]:
     """Names of the matmuls with an adapter, as Llama-like models have them."""
     return list({"all": ALL, "qv": QV, "mlp": MLP}.get(scenario.training.lora_modules, ATTENTION))
-
-
-def replicas_and_shards(scenario: Scenario) -> tuple[int, int]:
-    """Data-parallel replicas of a sharded model, and ranks of each (context-parallel ranks counted out)."""
-    plan, dp = scenario.plan, resolved_dp(scenario)
-    if plan.zero_stage == 0:
-        return dp, 1
-    shards = (plan.shard_size or data_ranks(scenario)) // plan.cp
-    return dp // max(shards, 1), max(shards, 1)

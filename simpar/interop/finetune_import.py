@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from simpar.boundary import MOST_CONFIG_BYTES, parse_json, parse_yaml, read_text, reader
 from simpar.errors import InputError, Violation
 from simpar.interop.axolotl import OPTIMIZERS
-from simpar.interop.carried import Imported, Reading, settled, settled_on_gpus
+from simpar.interop.carried import Imported, Outside, Reading, settled, settled_on_gpus
 from simpar.interop.deepspeed_import import layout
 from simpar.interop.finetune import ATTENTION, LIGER, LIGER_KEYS, MLP, QV
 from simpar.interop.resolved import model_named, nested, whole
@@ -132,15 +132,17 @@ def load(
     text: str,
     *,
     file: str = "",
-    hardware: str | None = None,
-    num_nodes: int | None = None,
     accept: Collection[str] = (),
-    **more: Any,
+    model: str | None = None,
+    sequence_length: int | None = None,
+    accelerate: str | Path | dict[str, Any] | None = None,
+    **outside: Unpack[Outside],
 ) -> Imported:
     """The scenario of a run that fine-tunes.
 
     Args:
-        more: model and sequence_length, instead of the file's; accelerate: accelerate's configuration, its path or what is in it.
+        model, sequence_length: instead of the file's.
+        accelerate: accelerate's configuration, its path or what is in it.
 
     Raises:
         InputError: a model that is not here, another kind of training, values or files that are missing.
@@ -152,16 +154,15 @@ def load(
         raise InputError([Violation("file", file or "-", "names no model to train", right, file)])
     run = _Run(DIALECTS[dialect], {k: v for k, v in table.items() if v is not None}, file)
     run.refuse(accept)
-    outside = {"hardware": hardware, "num_nodes": num_nodes}
-    reading = run.reading(more)
-    if (said := more.get("accelerate")) is None:
+    reading = run.reading(model, sequence_length)
+    if accelerate is None:
         if not run.shards and dialect != "axolotl":
             reading.warnings.append(
                 "how GPUs share the model does not stand in the file: each is taken to hold a copy (--accelerate)"
             )
         return settled(reading, text, file, outside)
-    place = file if isinstance(said, dict) else str(said)
-    table = said if isinstance(said, dict) else parse_yaml(read_text(Path(place), MOST_CONFIG_BYTES), Path(place))
+    place = file if isinstance(accelerate, dict) else str(accelerate)
+    table = accelerate if isinstance(accelerate, dict) else parse_yaml(read_text(Path(place), MOST_CONFIG_BYTES), Path(place))
     _read_accelerate(reading, table, place)
     return settled_on_gpus(reading, text, file, outside)
 
@@ -195,9 +196,9 @@ class _Run:
         noted = [f"{n} = {v!r}" for n in self.dialect.noted if (v := self.table.get(n)) not in (None, False, [], "")]
         self.warnings += [f"{text}: not in the scenario; the step may differ" for text in noted]
 
-    def reading(self, more: Mapping[str, Any]) -> Reading:
+    def reading(self, model: str | None, sequence_length: int | None) -> Reading:
         """What it says by itself."""
-        model = str(more.get("model") or self.get("model"))
+        model = str(model or self.get("model"))
         reading = Reading(
             {"name": Path(self.file).stem or "imported", "framework": self.dialect.framework, "cluster": {}}, self.warnings
         )
@@ -211,7 +212,7 @@ class _Run:
         if self.get("offload") or checkpointing == "offload":
             plan["offload"] = {"activations": 1.0}
         reading.table["plan"] = plan
-        length = more.get("sequence_length") or self.number("length")
+        length = sequence_length or self.number("length")
         reading.table["training"] = training = {
             "sequence_length": length, "micro_batch_size": micro, "global_batch_size": micro, "precision": self._precision(),
             "optimizer": self._optimizer(), "compile": bool(self.get("compile")),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from simpar.boundary import parse_yaml, reader
 from simpar.errors import InputError, Violation
-from simpar.interop.carried import Imported, Reading
+from simpar.interop.carried import Imported, Outside, Reading
 from simpar.interop.deepspeed_import import not_read
 from simpar.interop.megatron_import import of_reading, read_options
 from simpar.interop.resolved import nested, whole
@@ -39,9 +39,7 @@ _DEFAULTS: Final = {
 
 
 @reader("file", "a YAML configuration of gpt-neox")
-def load(
-    text: str, *, file: str = "", hardware: str | None = None, num_nodes: int | None = None, accept: Collection[str] = ()
-) -> Imported:
+def load(text: str, *, file: str = "", accept: Collection[str] = (), **outside: Unpack[Outside]) -> Imported:
     """The scenario of one merged configuration.
 
     Raises:
@@ -75,7 +73,7 @@ def load(
         reading.table["model"] |= {"parallel_block": True, "block_norms": 1 if table.get("gpt_j_tied") else 2}
         if flags["tensor-model-parallel-size"] != ["1"]:
             reading.warnings.append(_ONE_SUM)
-    return of_reading(reading, flags, text=text, file=file, hardware=hardware, num_nodes=num_nodes)
+    return of_reading(reading, flags, text, file, outside)
 
 
 def _beside_flags(reading: Reading, t: dict[str, Any]) -> None:

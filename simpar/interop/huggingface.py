@@ -16,13 +16,12 @@ from simpar.interop.finetune import (
     hub_name,
     lora_modules,
     offloaded_together,
-    replicas_and_shards,
     rules,
     whole_activations,
     whole_sequences,
 )
 from simpar.interop.launch import beside, nodes_and_gpus
-from simpar.interop.meaning import data_ranks, meaning, recompute_of, semantics
+from simpar.interop.meaning import data_ranks, meaning, recompute_of, replicas_and_shards, semantics
 from simpar.interop.nanotron import yaml_text
 from simpar.specs.counts import microbatches
 from simpar.specs.scenario import Scenario

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Unpack
 
 from simpar.boundary import MOST_CONFIG_BYTES, read_text
 from simpar.interop.argv import options
-from simpar.interop.carried import Imported
+from simpar.interop.carried import Imported, Outside
 from simpar.interop.configs import load_config
 from simpar.interop.finetune_launch import load_words
 from simpar.interop.megatron_import import of_words
@@ -23,9 +23,8 @@ def load(
     arguments: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
     *,
-    hardware: str | None = None,
-    num_nodes: int | None = None,
     accept: Collection[str] = (),
+    **outside: Unpack[Outside],
 ) -> Imported:
     """The scenario of the training command that `script` starts. The script is executed.
 
@@ -36,11 +35,11 @@ def load(
     words = flags_words(run_script(script, arguments, variables), script)
     found = options(words)
     if "num-layers" not in found:
-        tuned = load_words(words, found, script, hardware=hardware, num_nodes=num_nodes, accept=accept)
+        tuned = load_words(words, found, script, accept=accept, **outside)
         if tuned is not None:
             return tuned
         named = next((found[name][0] for name in _FILES if found.get(name)), "")
         for place in (Path(named), script.parent / named) if named else ():
             if place.is_file():
-                return load_config(place, hardware=hardware, num_nodes=num_nodes, accept=accept)
-    return of_words(words, text=text, file=str(script), hardware=hardware, num_nodes=num_nodes, accept=accept)
+                return load_config(place, accept=accept, **outside)
+    return of_words(words, text=text, file=str(script), accept=accept, **outside)

@@ -68,6 +68,15 @@ def data_ranks(scenario: Scenario) -> int:
     return resolved_dp(scenario) * scenario.plan.cp
 
 
+def replicas_and_shards(scenario: Scenario) -> tuple[int, int]:
+    """Data-parallel replicas of a sharded model, and ranks of each (context-parallel ranks counted out)."""
+    plan, dp = scenario.plan, resolved_dp(scenario)
+    if plan.zero_stage == 0:
+        return dp, 1
+    shards = (plan.shard_size or data_ranks(scenario)) // plan.cp
+    return dp // max(shards, 1), max(shards, 1)
+
+
 def semantics(scenario: Scenario) -> FrameworkSpec:
     """The framework's behaviour that the scenario is simulated with."""
     return framework(scenario.framework, scenario.framework_version)

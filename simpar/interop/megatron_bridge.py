@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from simpar.boundary import parse_yaml, reader
 from simpar.errors import InputError, Violation
-from simpar.interop.carried import Imported
+from simpar.interop.carried import Imported, Outside
 from simpar.interop.megatron_import import of_reading, read_options
 from simpar.interop.megatron_table import flags_of
 from simpar.interop.resolved import nested, unresolved
@@ -44,9 +44,7 @@ _RECIPES: Final = (("mxfp8", "mxfp8"), ("current_scaling", "tensorwise"), ("subc
 
 
 @reader("file", "a run_config.yaml of Megatron-Bridge")
-def load(
-    text: str, *, file: str = "", hardware: str | None = None, num_nodes: int | None = None, accept: Collection[str] = ()
-) -> Imported:
+def load(text: str, *, file: str = "", accept: Collection[str] = (), **outside: Unpack[Outside]) -> Imported:
     """The scenario of a resolved configuration; the number of GPUs is not in it.
 
     Raises:
@@ -60,7 +58,7 @@ def load(
     flags = flags_of(arguments(table))
     reading = read_options(flags, file, accept, resolved=True)
     reading.table["framework"] = "megatron-bridge"
-    return of_reading(reading, flags, text=text, file=file, hardware=hardware, num_nodes=num_nodes)
+    return of_reading(reading, flags, text, file, outside)
 
 
 def printed_in(text: str) -> str:

@@ -136,23 +136,34 @@ def hybrid_flags(model: ArchitectureSpec, sequence_length: int = 1) -> list[str]
     flags.append("--disable-bias-linear")
     flags.append("--swiglu" if not feeds or feeds[0].gated else "--squared-relu")
     if experts is not None:
-        flags += [
-            f"--num-experts {experts.num_experts}", f"--moe-router-topk {experts.num_experts_per_tok}",
-            f"--moe-ffn-hidden-size {experts.width}", "--moe-grouped-gemm",
-        ]  # fmt: skip
-        if experts.shared_width:
-            flags.append(f"--moe-shared-expert-intermediate-size {experts.shared_width}")
-        flags += ["--moe-shared-expert-gate"] if experts.shared_gate else []
-        if experts.router_bias:
-            flags += ["--moe-router-enable-expert-bias", "--moe-router-score-function sigmoid"]
-        if experts.num_groups > 1:
-            flags += [f"--moe-router-num-groups {experts.num_groups}", f"--moe-router-group-topk {experts.top_groups}"]
+        flags += expert_flags(_grouped(experts))
     if mamba is not None:
         flags += [
             f"--mamba-num-heads {mamba.num_heads}", f"--mamba-head-dim {mamba.head_dim}",
             f"--mamba-state-dim {mamba.state_size}", f"--mamba-num-groups {mamba.num_groups}",
         ]  # fmt: skip
     return [*flags, "--is-hybrid-model", f'--hybrid-override-pattern "{pattern}"', f"--spec {SPEC}"]
+
+
+def _grouped(experts: ExpertsSpec) -> ExpertsSpec:
+    """One group of experts is none."""
+    return experts if experts.num_groups > 1 else experts.model_copy(update={"num_groups": 0, "top_groups": 0})
+
+
+def expert_flags(experts: ExpertsSpec) -> list[str]:
+    """Flags of routed experts, of whatever model."""
+    flags = [
+        f"--num-experts {experts.num_experts}", f"--moe-router-topk {experts.num_experts_per_tok}",
+        f"--moe-ffn-hidden-size {experts.width}", "--moe-grouped-gemm",
+    ]  # fmt: skip
+    if experts.shared_width:
+        flags.append(f"--moe-shared-expert-intermediate-size {experts.shared_width}")
+    flags += ["--moe-shared-expert-gate"] if experts.shared_gate else []
+    if experts.router_bias:
+        flags += ["--moe-router-enable-expert-bias", "--moe-router-score-function sigmoid"]
+    for name, count in (("num-groups", experts.num_groups), ("group-topk", experts.top_groups)):
+        flags += [f"--moe-router-{name} {count}"] if count else []
+    return flags
 
 
 def chunk_differs(model: ArchitectureSpec) -> bool:
@@ -241,11 +252,9 @@ def same_steps(model: ArchitectureSpec) -> Any:
         return None
     found = []
     for step in steps:
-        table = step.model_dump()
+        table = (_grouped(step) if isinstance(step, ExpertsSpec) else step).model_dump()
         if isinstance(step, (FeedForwardSpec, ExpertsSpec)):
             table["activation"] = _plain(step.activation)
-        if isinstance(step, ExpertsSpec) and step.num_groups <= 1:
-            table |= {"num_groups": 0, "top_groups": 0}
         found.append(table)
     stack = model.stacks[0]
     return [stack.hidden_size, stack.norm, stack.final_norm, found]

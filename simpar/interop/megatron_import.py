@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from simpar.boundary import reader
 from simpar.errors import InputError, Violation
 from simpar.interop.argv import RUN_HINT, literal_words, options
-from simpar.interop.carried import Imported, Reading, settled_on_gpus
+from simpar.interop.carried import Imported, Outside, Reading, settled_on_gpus
 from simpar.interop.megatron_flags import Flags
 from simpar.interop.megatron_layout import counts_of_ends, layers_from_layout
 from simpar.interop.megatron_model import read_model
@@ -24,13 +24,10 @@ _KERNELS: Final = {"fused": "cudnn", "flash": "fa2", "unfused": "unfused", "loca
 
 
 @reader("file", "a log of Megatron-LM with its arguments, or its command line")
-def load(
-    text: str, *, file: str = "", hardware: str | None = None, num_nodes: int | None = None, accept: Collection[str] = ()
-) -> Imported:
+def load(text: str, *, file: str = "", accept: Collection[str] = (), **outside: Unpack[Outside]) -> Imported:
     """The scenario of a log that prints its arguments, of a script of `simpar export`, or of a command line.
 
     Args:
-        hardware, num_nodes: where the text does not say, or to replace what it says.
         accept: structural flags that may be left out though they change the model; "all" for every one.
 
     Raises:
@@ -40,11 +37,13 @@ def load(
     table = arguments_in(text)
     if table:
         found = flags_of({name: printed_value(value) for name, value in table.items()})
-        return of_flags(found, text=text, file=file, hardware=hardware, num_nodes=num_nodes, accept=accept, resolved=True)
-    return of_words(literal_words(text, file), text=text, file=file, hardware=hardware, num_nodes=num_nodes, accept=accept)
+        return of_flags(found, text=text, file=file, accept=accept, resolved=True, **outside)
+    return of_words(literal_words(text, file), text=text, file=file, accept=accept, **outside)
 
 
-def of_words(words: list[str], *, text: str = "", file: str = "", **settings: Any) -> Imported:
+def of_words(
+    words: list[str], *, text: str = "", file: str = "", accept: Collection[str] = (), **outside: Unpack[Outside]
+) -> Imported:
     """The scenario of a command line's words.
 
     Raises:
@@ -55,10 +54,10 @@ def of_words(words: list[str], *, text: str = "", file: str = "", **settings: An
         rule = "has neither a table of Megatron-LM's arguments nor a command with its flags"
         raise InputError([Violation("file", file or "-", rule, f"flags such as --num-layers 32; {RUN_HINT}")])
     other = next((name for word in words if _OTHER_MODELS.fullmatch(name := word.rpartition("/")[2])), None)
-    if other is not None and not {other, "all"} & set(settings.get("accept", ())):
+    if other is not None and not {other, "all"} & set(accept):
         rule = "trains another model than a GPT, whatever the flags say"
         raise InputError([Violation("script", other, rule, f"a scenario by hand, or --accept {other} to read a GPT", file)])
-    return of_flags(found, text=text, file=file, **settings)
+    return of_flags(found, text=text, file=file, accept=accept, **outside)
 
 
 def of_flags(
@@ -66,10 +65,9 @@ def of_flags(
     *,
     text: str = "",
     file: str = "",
-    hardware: str | None = None,
-    num_nodes: int | None = None,
     accept: Collection[str] = (),
     resolved: bool = False,
+    **outside: Unpack[Outside],
 ) -> Imported:
     """The scenario of flags.
 
@@ -81,12 +79,10 @@ def of_flags(
         InputError: as `load`.
     """
     reading = read_options(found, file, accept, resolved=resolved)
-    return of_reading(reading, found, text=text, file=file, hardware=hardware, num_nodes=num_nodes)
+    return of_reading(reading, found, text, file, outside)
 
 
-def of_reading(
-    reading: Reading, found: dict[str, list[str]], *, text: str, file: str, hardware: str | None, num_nodes: int | None
-) -> Imported:
+def of_reading(reading: Reading, found: dict[str, list[str]], text: str, file: str, outside: Outside) -> Imported:
     """The scenario of what flags say (`read_options`), and of what a format says beside them.
 
     Raises:
@@ -94,8 +90,7 @@ def of_reading(
     """
     reading.table["name"] = Path(file).stem if file else "imported"
     _cluster(reading, found, _sbatch(text))
-    outside = {"hardware": hardware, "num_nodes": num_nodes}
-    if num_nodes is not None:
+    if outside.get("num_nodes") is not None:
         reading.table["cluster"].pop("num_gpus", None)
     return settled_on_gpus(reading, text, file, outside)
 

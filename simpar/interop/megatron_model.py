@@ -7,7 +7,9 @@ from math import gcd
 from typing import Any, Final
 
 from simpar.interop.megatron_flags import Flags
-from simpar.interop.megatron_hybrid import read_hybrid
+from simpar.interop.megatron_hybrid import expert_flags, read_hybrid
+from simpar.model.forms import general
+from simpar.specs.mixers import ExpertsSpec
 from simpar.specs.model import TransformerSpec
 from simpar.specs.models_io import load_model, table_names
 
@@ -17,6 +19,12 @@ _NUMBERS: Final = (
     ("ffn-hidden-size", "intermediate_size"),
     ("num-attention-heads", "num_attention_heads"),
 )
+_LATENT: Final = (
+    ("q-lora-rank", "q_lora_rank", 0, ""), ("kv-lora-rank", "kv_lora_rank", 32, ""),
+    ("qk-head-dim", "qk_nope_head_dim", 128, "qk-nope-head-dim"),
+    ("qk-pos-emb-head-dim", "qk_rope_head_dim", 64, "qk-rope-head-dim"), ("v-head-dim", "v_head_dim", 128, ""),
+)  # fmt: skip
+"""Sizes of latent attention: flag, field, what it is without the flag, and the flag of older forks."""
 _POSITIONS: Final = {"rope": "rope", "learned": "learned_absolute", "relative": "relative", "none": "none"}
 _READ_POSITIONS: Final = {**{v: k for k, v in _POSITIONS.items()}, "alibi": "alibi", "absolute": "learned", "rotary": "rope",
                           "yarn": "rope", "mrope": "rope"}  # fmt: skip
@@ -87,15 +95,7 @@ def _mla_flags(model: TransformerSpec) -> list[str]:
     mla = model.mla
     if mla is None:
         return []
-    query = [f"--q-lora-rank {mla.q_lora_rank}"] if mla.q_lora_rank else []
-    return [
-        "--multi-latent-attention",
-        *query,
-        f"--kv-lora-rank {mla.kv_lora_rank}",
-        f"--qk-head-dim {mla.qk_nope_head_dim}",
-        f"--qk-pos-emb-head-dim {mla.qk_rope_head_dim}",
-        f"--v-head-dim {mla.v_head_dim}",
-    ]
+    return ["--multi-latent-attention", *(f"--{flag} {size}" for flag, name, *_ in _LATENT if (size := getattr(mla, name)))]
 
 
 def _moe_flags(model: TransformerSpec) -> list[str]:
@@ -104,22 +104,7 @@ def _moe_flags(model: TransformerSpec) -> list[str]:
         flags.append(f"--mtp-num-layers {model.num_nextn_predict_layers}")
     if moe is None:
         return flags
-    flags += [
-        f"--num-experts {moe.num_experts}",
-        f"--moe-router-topk {moe.num_experts_per_tok}",
-        f"--moe-ffn-hidden-size {moe.moe_intermediate_size}",
-        "--moe-grouped-gemm",
-    ]
-    if moe.shared_expert_intermediate_size:
-        flags.append(f"--moe-shared-expert-intermediate-size {moe.shared_expert_intermediate_size}")
-    if moe.shared_expert_gate:
-        flags.append("--moe-shared-expert-gate")
-    if moe.router_bias:
-        flags += ["--moe-router-enable-expert-bias", "--moe-router-score-function sigmoid"]
-    if moe.n_group:
-        flags.append(f"--moe-router-num-groups {moe.n_group}")
-    if moe.topk_group:
-        flags.append(f"--moe-router-group-topk {moe.topk_group}")
+    flags += [flag for branch in general(model).branches() if isinstance(branch, ExpertsSpec) for flag in expert_flags(branch)]
     if moe.first_k_dense_replace or moe.moe_layer_freq > 1:
         flags.append(f"--moe-layer-freq '{_pattern(model)}'")
     return flags
@@ -269,14 +254,9 @@ def _read_mla(f: Flags) -> dict[str, Any] | None:
     # Scripts of older forks name the parts without the switch.
     if not (f.on("multi-latent-attention") or f.has("kv-lora-rank")):
         return None
-    nope = f.number("qk-head-dim", f.number("qk-nope-head-dim", 128))
     return {
-        "q_lora_rank": f.number("q-lora-rank", 0),
-        "kv_lora_rank": f.number("kv-lora-rank", 32),
-        "qk_nope_head_dim": nope,
-        "qk_rope_head_dim": f.number("qk-pos-emb-head-dim", f.number("qk-rope-head-dim", 64)),
-        "v_head_dim": f.number("v-head-dim", 128),
-    }
+        name: f.number(flag, f.number(older, usual) if older else usual) for flag, name, usual, older in _LATENT
+    }  # fmt: skip
 
 
 def _read_moe(f: Flags, experts: int, width: int, layers: int) -> dict[str, Any]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Unpack
 
 from pydantic import ConfigDict, Field
 
 from simpar.boundary import parse_yaml, reader
 from simpar.errors import InputError, Violation
-from simpar.interop.carried import Imported, Reading, settled_on_gpus
+from simpar.interop.carried import Imported, Outside, Reading, settled_on_gpus
 from simpar.interop.resolved import inner
 from simpar.specs.base import Spec, validate
 from simpar.specs.layer_split import split_by_cost
@@ -228,12 +228,10 @@ def _read_model(config: _ModelConfig, file: str) -> dict[str, Any]:
 
 
 @reader("file", "a configuration of nanotron, YAML")
-def load(
-    text: str, *, file: str = "", hardware: str | None = None, num_nodes: int | None = None, accept: Collection[str] = ()
-) -> Imported:
+def load(text: str, *, file: str = "", accept: Collection[str] = (), **outside: Unpack[Outside]) -> Imported:
     """The scenario of a configuration.
 
     Raises:
         InputError: no such configuration, or rules that the scenario breaks; all together.
     """
-    return settled_on_gpus(read_config(text, file, accept), text, file, {"hardware": hardware, "num_nodes": num_nodes})
+    return settled_on_gpus(read_config(text, file, accept), text, file, outside)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Collection
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from simpar.boundary import parse_yaml, reader
 from simpar.errors import InputError, Violation
 from simpar.interop.argv import options
-from simpar.interop.carried import Imported
+from simpar.interop.carried import Imported, Outside
 from simpar.interop.megatron_import import of_flags
 from simpar.interop.megatron_model import model_flags
 from simpar.interop.megatron_table import flags_of
@@ -27,9 +27,7 @@ _DEFAULTS: Final[dict[str, Any]] = {
 
 
 @reader("file", "a YAML configuration of Primus")
-def load(
-    text: str, *, file: str = "", hardware: str | None = None, num_nodes: int | None = None, accept: Collection[str] = ()
-) -> Imported:
+def load(text: str, *, file: str = "", accept: Collection[str] = (), **outside: Unpack[Outside]) -> Imported:
     """The scenario of modules.pre_trainer.
 
     Raises:
@@ -65,7 +63,7 @@ def load(
             )
         sizes = options(shlex.split(" ".join(model_flags(found))))
     flags = {**sizes, **flags_of({**_DEFAULTS, **overrides})}
-    return of_flags(flags, text=text, file=file, hardware=hardware, num_nodes=num_nodes, accept=accept, resolved=True)
+    return of_flags(flags, text=text, file=file, accept=accept, resolved=True, **outside)
 
 
 def _settled(value: Any, path: str, file: str) -> Any:

@@ -169,7 +169,7 @@ def _disagreements(base: HardwareProfile, parts: Sequence[Part]) -> list[Violati
     return found
 
 
-def merge_with_notes(base_profile_name: str, parts: Sequence[Part | str | Path]) -> Merged:
+def merge(base_profile_name: str, parts: Sequence[Part | str | Path]) -> Merged:
     """The profile `base_profile_name` with `parts` laid over it in order, then its collective efficiencies refitted.
 
     Args:
@@ -197,11 +197,6 @@ def merge_with_notes(base_profile_name: str, parts: Sequence[Part | str | Path])
         profile, more = tune(profile, series)
         notes += more
     return Merged(profile, tuple(dict.fromkeys(notes)))
-
-
-def merge(base_profile_name: str, parts: Sequence[Part | str | Path]) -> HardwareProfile:
-    """`merge_with_notes(...).profile`."""
-    return merge_with_notes(base_profile_name, parts).profile
 
 
 def write_profile(profile: HardwareProfile, path: Path) -> None:

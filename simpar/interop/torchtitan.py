@@ -11,7 +11,7 @@ from typing import Any
 from simpar.errors import InputError, Violation
 from simpar.interop.carried import carried
 from simpar.interop.launch import beside, gpu_violations, torchrun, work_violations
-from simpar.interop.meaning import data_ranks, meaning, recompute_of, schedule_name, semantics, stage_counts
+from simpar.interop.meaning import data_ranks, meaning, recompute_of, replicas_and_shards, schedule_name, semantics, stage_counts
 from simpar.interop.torchtitan_import import CP_STYLES, read_config, schedule_names
 from simpar.interop.torchtitan_models import MAIN_ONLY, PLAIN_ONLY, Key, key_of, known_flavors
 from simpar.interop.torchtitan_recipe import compiled_parts, recipe
@@ -161,10 +161,10 @@ def _training(scenario: Scenario) -> dict[str, Any]:
 
 
 def _parallelism(scenario: Scenario) -> dict[str, Any]:
-    plan, dp = scenario.plan, resolved_dp(scenario)
-    shards = 1 if plan.zero_stage == 0 else (plan.shard_size or data_ranks(scenario)) // plan.cp
+    plan = scenario.plan
+    replicas, shards = replicas_and_shards(scenario)
     found: dict[str, Any] = {
-        "data_parallel_replicate_degree": dp // max(shards, 1),
+        "data_parallel_replicate_degree": replicas,
         "data_parallel_shard_degree": shards,
         "fsdp_reshard_after_forward": "default" if plan.reshard_after_forward else "never",
         "tensor_parallel_degree": plan.tp,

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from simpar.boundary import parse_toml, reader
 from simpar.errors import InputError, Violation
-from simpar.interop.carried import Imported, Reading, settled
+from simpar.interop.carried import Imported, Outside, Reading, settled
 from simpar.interop.stage_cuts import split_fields
 from simpar.interop.torchtitan_dump import renamed
 from simpar.interop.torchtitan_models import find_key, known_flavors, model_of, model_table
@@ -50,28 +50,22 @@ def schedule_names() -> dict[str, str]:
 
 
 @reader("file", "a TOML file of torchtitan up to v0.2.2")
-def load(text: str, *, file: str = "", hardware: str | None = None, num_nodes: int | None = None) -> Imported:
+def load(text: str, *, file: str = "", **outside: Unpack[Outside]) -> Imported:
     """The scenario of a TOML configuration.
-
-    Args:
-        hardware, num_nodes: where the file does not say, or to replace what it says.
 
     Raises:
         InputError: no TOML, an unknown model, values that cannot be read, rules that the scenario breaks; all together.
     """
-    reading = read_config(text, file)
-    return settled(reading, text, file, {"hardware": hardware, "num_nodes": num_nodes})
+    return settled(read_config(text, file), text, file, outside)
 
 
-def load_dumped(
-    table: dict[str, Any], text: str, *, file: str = "", hardware: str | None = None, num_nodes: int | None = None
-) -> Imported:
+def load_dumped(table: dict[str, Any], text: str, *, file: str = "", **outside: Unpack[Outside]) -> Imported:
     """The scenario of a dumped configuration: the JSON of job.save_config_file or, of 2026, debug.save_config_file.
 
     Raises:
         InputError: as `load`.
     """
-    return settled(read_table(renamed(table), file), text, file, {"hardware": hardware, "num_nodes": num_nodes})
+    return settled(read_table(renamed(table), file), text, file, outside)
 
 
 def read_config(text: str, file: str = "") -> Reading:

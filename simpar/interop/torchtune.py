@@ -12,13 +12,12 @@ from simpar.interop.finetune import (
     data_comment,
     fine_tunes,
     offloaded_together,
-    replicas_and_shards,
     rules,
     whole_activations,
     whole_sequences,
 )
 from simpar.interop.launch import beside, nodes_and_gpus
-from simpar.interop.meaning import meaning, recompute_of
+from simpar.interop.meaning import meaning, recompute_of, replicas_and_shards
 from simpar.interop.nanotron import yaml_text
 from simpar.specs.counts import microbatches
 from simpar.specs.models_io import preset_of

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from simpar.boundary import parse_yaml, reader
 from simpar.errors import InputError, Violation
-from simpar.interop.carried import Imported, Reading, settled
+from simpar.interop.carried import Imported, Outside, Reading, settled
 from simpar.interop.finetune import QV
 from simpar.interop.resolved import model_named, nested, whole
 from simpar.interop.torchtune import OPTIMIZERS
@@ -36,15 +36,15 @@ def load(
     text: str,
     *,
     file: str = "",
-    hardware: str | None = None,
-    num_nodes: int | None = None,
     accept: Collection[str] = (),
-    **more: Any,
+    model: str | None = None,
+    sequence_length: int | None = None,
+    **outside: Unpack[Outside],
 ) -> Imported:
     """The scenario of a configuration.
 
     Args:
-        more: model and sequence_length, instead of the file's.
+        model, sequence_length: instead of the file's.
 
     Raises:
         InputError: another recipe than supervised fine-tuning, a model that is not here, or no length of sequences.
@@ -60,7 +60,7 @@ def load(
         for n in others
         if not {n, "all"} & set(accept)
     ]
-    length = more.get("sequence_length") or nested(table, "tokenizer.max_seq_len")
+    length = sequence_length or nested(table, "tokenizer.max_seq_len")
     if length is None:
         rule = "does not say how long sequences are"
         wrong.append(Violation("tokenizer.max_seq_len", None, rule, "--sequence-length, the longest of a batch", file))
@@ -68,7 +68,7 @@ def load(
         raise InputError(wrong)
     name = Path(file).stem or "imported"
     reading = Reading({"name": name, "framework": "torchtune", "cluster": {}})
-    reading.table["model"] = _model(builder, more.get("model"), file)
+    reading.table["model"] = _model(builder, model, file)
     reading.warnings += [f"{n}: left out, as accepted" for n in others]
     reading.warnings += [f"{n} = {v}: not in the scenario; the step may differ" for n in _NOTED if (v := nested(table, n))]
     packs = "packed documents are taken as one of" if nested(table, "dataset.packed") else "sequences are taken to be padded to"
@@ -80,7 +80,7 @@ def load(
     accumulation = whole(table.get("gradient_accumulation_steps") or 1, "gradient_accumulation_steps", file)
     replicas = whole(table.get("data_parallel_replicate_dim") or 1, "data_parallel_replicate_dim", file)
     reading.finish = lambda raw, world: _finish(raw, world, accumulation, replicas)
-    return settled(reading, text, file, {"hardware": hardware, "num_nodes": num_nodes})
+    return settled(reading, text, file, outside)
 
 
 def _model(builder: str, said: str | None, file: str) -> Any:

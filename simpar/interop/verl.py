@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Unpack
 
 from simpar.boundary import parse_yaml, reader
 from simpar.errors import InputError, Violation
-from simpar.interop.carried import Imported, Reading, settled
+from simpar.interop.carried import Imported, Outside, Reading, settled
 from simpar.interop.resolved import model_named, nested, unresolved, whole
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -20,9 +20,7 @@ _READ = (
 
 
 @reader("file", "a resolved configuration of verl")
-def load(
-    text: str, *, file: str = "", hardware: str | None = None, num_nodes: int | None = None, accept: Collection[str] = ()
-) -> Imported:
+def load(text: str, *, file: str = "", accept: Collection[str] = (), **outside: Unpack[Outside]) -> Imported:
     """The scenario of one optimizer step of the actor: ppo_mini_batch_size prompts times rollout.n sequences of full length.
 
     Raises:
@@ -36,7 +34,7 @@ def load(
         raise InputError(
             [Violation(wrong[0], nested(table, wrong[0]), "is not resolved", "the file under outputs/.hydra, resolved", file)]
         )
-    return settled(_reading(table, file), text, file, {"hardware": hardware, "num_nodes": num_nodes})
+    return settled(_reading(table, file), text, file, outside)
 
 
 def _reading(table: dict[str, Any], file: str) -> Reading:

@@ -45,7 +45,7 @@ class ClusterOptions:
         scenario: model and batch; None = small defaults.
         profile: calibrated profile; None = calibrate first.
         tolerance: on the mean error of step times.
-        html, json: where the report goes besides the terminal.
+        quiet: tell nothing meanwhile.
         store: measurements, kept and continued; None = a temporary file, kept only after an error.
         device: auto, cpu or cuda. threads: of a rank on a CPU.
         precision: auto (fp32 on CPUs, bf16 on GPUs), fp32, bf16 or fp8.
@@ -62,8 +62,7 @@ class ClusterOptions:
     scenario: Path | None = None
     profile: Path | None = None
     tolerance: float = 0.15
-    html: Path | None = None
-    json: bool = False
+    quiet: bool = False
     store: Path | None = None
     device: str = "auto"
     precision: str = "auto"
@@ -84,28 +83,14 @@ class ClusterOptions:
         return {"device": device, **{name: getattr(self, name) for name in names}}
 
 
-def run(options: ClusterOptions) -> int:
-    """The command; 0 = within tolerance, 1 = outside.
+def run(options: ClusterOptions) -> ClusterReport | None:
+    """Measure and compare; None where another node compares, or only a configuration was written.
 
     Raises:
         InputError: a wrong option, no torch, or ranks that did not end well.
     """
     check(options)
-    report = _compared(options) if options.runs is not None else _measured(options)
-    if report is None:
-        return 0
-    if options.html is not None:
-        from simpar.live.cluster_report import cluster_page
-        from simpar.output import write_page
-
-        write_page(options.html, cluster_page(report))
-    if options.json:
-        sys.stdout.write(json.dumps(report.as_json(), indent=2, allow_nan=False) + "\n")
-    else:
-        from simpar.live.cluster_report import print_report
-
-        print_report(report)
-    return 0 if report.passed else 1
+    return _compared(options) if options.runs is not None else _measured(options)
 
 
 def check(options: ClusterOptions) -> None:
@@ -203,7 +188,7 @@ def _measured(options: ClusterOptions) -> ClusterReport | None:
         return None
     folder = Path(tempfile.mkdtemp(prefix="simpar-cluster-")) if options.store is None else options.store.parent
     store = options.store or folder / "runs.jsonl"
-    say: Say = (lambda text: None) if options.json else _to_stderr
+    say: Say = (lambda text: None) if options.quiet else _to_stderr
     try:
         parts = [_one_size(options, n, configs[n], setup, store, say) for n in sizes]
         if options.meet.node_rank:

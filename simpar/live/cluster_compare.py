@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from simpar.errors import InputError
 from simpar.live.cluster_in_step import InStep, Reference, in_step
-from simpar.live.cluster_layouts import RunLayout, layout_of
+from simpar.live.cluster_layouts import RunLayout
 from simpar.live.cluster_predict import Predicted, Setup, kernel_counts, predict, sharding
-from simpar.live.cluster_setup import sharded_over, with_in_step
+from simpar.live.cluster_setup import sharded_over
 from simpar.ranking import kendall_tau
 from simpar.statistics import Comparison, ErrorSummary, summarize
 
@@ -110,7 +110,7 @@ def _measured(records: list[dict[str, Any]]) -> Measured:
     first = next((r for r in records if "collectives" in r), records[0])
     rounds = tuple(statistics.median(r["seconds"]) for r in records)
     probes = tuple(statistics.fmean(r["probe_s"]) for r in records if "probe_s" in r)
-    layout = layout_of(records[0]["layout"])
+    layout = RunLayout(**records[0]["layout"])
     return Measured(layout, seconds, rounds, first, len(steps), statistics.median(loads), probes, loads, idle)
 
 
@@ -257,7 +257,7 @@ def compare(parts: Sequence[tuple[dict[str, Measured], dict[str, Measured], Setu
         found = in_step_of(references, setup, [m.layout.dp for m in runs.values() if m.layout.fsdp])
         for name, m in runs.items():
             in_step[m.layout.world_size] = found
-            p = predict(m.layout, with_in_step(setup, found))
+            p = predict(m.layout, replace(setup, in_step=found))
             measured[name], predicted[name] = m, p
             rows += compare_layout(m, p)
     return ClusterReport(tuple(rows), measured, predicted, in_step, tolerance)

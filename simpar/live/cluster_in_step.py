@@ -59,13 +59,13 @@ TINY = "tiny"
 """The model whose step is all launches."""
 
 
-def in_step(references: Mapping[str, Reference], *, sparse: frozenset[str] = frozenset({"moe"})) -> InStep:
-    """Factors and launch time from the reference step of each model; `sparse` models do not vote on the launch time."""
+def in_step(references: Mapping[str, Reference]) -> InStep:
+    """Factors and launch time from the reference step of each model; one with experts does not vote on the launch time."""
     if (tiny := references.get(TINY)) is not None:
         launch = max((tiny.measured_s - tiny.rest_s - tiny.kernels_s) / tiny.launches, 0.0)
         references = {model: r for model, r in references.items() if model != TINY}
     else:
-        dense = [r for model, r in references.items() if model not in sparse]
+        dense = [r for model, r in references.items() if model != "moe"]
         _, launch = fit(dense or list(references.values()))
     left = {model: r.measured_s - r.rest_s - launch * r.launches for model, r in references.items()}
     return InStep({model: max(left[model] / r.kernels_s, 1.0) for model, r in references.items()}, launch)

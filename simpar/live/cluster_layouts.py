@@ -212,11 +212,6 @@ def parse_layouts(text: str) -> tuple[RunLayout, ...]:
     return tuple(found.values())
 
 
-def layout_of(fields: dict[str, Any]) -> RunLayout:
-    """The inverse of `as_json`."""
-    return RunLayout(**fields)
-
-
 DEFAULT: Final[dict[int, Sequence[str]]] = {
     1: ("single", "single-recompute", "fsdp1", "mlp"),
     2: ("dp2", "fsdp2", "tp2", "tp2sp", "pp2", "pp2-gpipe", "pp2-interleaved", "pp2-zbv", "cp2-allgather", "cp2-ulysses",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from simpar.errors import InputError, Violation
-from simpar.live.cluster_in_step import TINY, InStep
+from simpar.live.cluster_in_step import TINY
 from simpar.live.cluster_layouts import SPLIT_BACKWARD, RunLayout
 from simpar.live.cluster_predict import Predicted, Setup
 from simpar.specs.model import MlpSpec, TransformerSpec
@@ -121,8 +121,3 @@ def config_of(setup: Setup, predictions: Sequence[Predicted]) -> dict[str, Any]:
             p.layout.name: p.schedule_csv for p in predictions if p.layout.pp > 1 and p.layout.schedule not in HAS_CLASS
         },
     }  # fmt: skip
-
-
-def with_in_step(setup: Setup, in_step: InStep) -> Setup:
-    """`setup` with compute as it runs inside a step."""
-    return replace(setup, in_step=in_step)

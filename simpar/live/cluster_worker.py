@@ -90,7 +90,7 @@ def run(config: dict[str, Any], out: Path, report: Report) -> None:
     import torch
 
     from simpar.host import pin
-    from simpar.live.cluster_layouts import layout_of
+    from simpar.live.cluster_layouts import RunLayout
     from simpar.live.cluster_world import World
 
     if config["device"] == "cpu":
@@ -99,7 +99,7 @@ def run(config: dict[str, Any], out: Path, report: Report) -> None:
     report.at = "joining"
     report.write()
     world = World(config)
-    layouts = [layout_of(fields) for fields in config["layouts"]]
+    layouts = [RunLayout(**fields) for fields in config["layouts"]]
     if world.rank == 0 and (not out.exists() or not out.stat().st_size):
         append(out, {**config, "kind": "config"})
     done = world.from_first(sorted(finished(out)))

@@ -6,19 +6,18 @@ import gzip
 import json
 import tempfile
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 from simpar.live.device import Device, telemetry
+from simpar.live.intervals import Interval, inside, length, union
 
 WARM_UP: Final = 3
 TRACED: Final = 2
 _GROUP_OPS: Final = ("c10d::", "_c10d_functional::", "fake:")
 """Ops of the host inside which the fake group launches its copies."""
-Interval = tuple[float, float]
 
 
 def on_gpu(
@@ -152,7 +151,7 @@ def kernel_table(path: Path) -> tuple[list[dict[str, Any]], dict[str, float]]:
     ordered = sorted(rows.items(), key=lambda item: -item[1][1])
     table = [{"name": name, "calls": count, "seconds": seconds} for name, (count, seconds) in ordered]
     total = sum(end - begin for begin, end in copies)
-    exposed = _length([*copies, *others]) - _length(others)
+    exposed = length(union([*copies, *others])) - length(union(others))
     return table, {"copies": len(copies) / TRACED, "copies_s": total / TRACED, "copies_exposed_s": max(exposed, 0.0) / TRACED}
 
 
@@ -163,27 +162,11 @@ def _launched_by_group(events: Sequence[dict[str, Any]]) -> set[Any]:
         if event.get("cat") == "cpu_op" and str(event.get("name", "")).startswith(_GROUP_OPS):
             begin = float(event["ts"])
             spans.setdefault(event.get("tid"), []).append((begin, begin + float(event["dur"])))
-    merged = {tid: _merged(found) for tid, found in spans.items()}
+    merged = {tid: union(found) for tid, found in spans.items()}
     found = set()
     for event in events:
         if str(event.get("cat")) not in ("cuda_runtime", "cuda_driver") or "correlation" not in (event.get("args") or {}):
             continue
-        mine, moment = merged.get(event.get("tid"), []), float(event["ts"])
-        at = bisect_right(mine, (moment, float("inf"))) - 1
-        if at >= 0 and moment <= mine[at][1]:
+        if inside(merged.get(event.get("tid"), ()), float(event["ts"])):
             found.add(event["args"]["correlation"])
     return found
-
-
-def _merged(spans: Sequence[Interval]) -> list[Interval]:
-    found: list[Interval] = []
-    for begin, end in sorted(spans):
-        if found and begin <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
-        else:
-            found.append((begin, end))
-    return found
-
-
-def _length(spans: Sequence[Interval]) -> float:
-    return sum(end - begin for begin, end in _merged(spans))

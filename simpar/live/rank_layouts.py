@@ -25,9 +25,9 @@ from simpar.step import prepare
 WORKER_FILES: Final = (
     "__init__.py", "host.py", "toml.py", *(f"live/{name}.py" for name in (
         "__init__", "alive", "autograd_collectives", "bench_collectives", "bench_gemm", "bench_host", "bench_ops", "bench_shapes",
-        "block_sizes", "calibrate", "collect", "device", "gpu_blocks", "gpu_probes", "kernels", "measure", "profile_cpu",
-        "profile_out", "rank_context", "rank_fake", "rank_gpu", "rank_kernels", "rank_meter", "rank_model", "rank_parallel",
-        "rank_steps", "rank_worker", "store", "torch_parts",
+        "block_sizes", "calibrate", "collect", "device", "gpu_blocks", "gpu_probes", "intervals", "kernels", "measure",
+        "profile_cpu", "profile_out", "rank_context", "rank_fake", "rank_gpu", "rank_kernels", "rank_meter", "rank_model",
+        "rank_parallel", "rank_steps", "rank_worker", "store", "torch_parts",
     )),
 )  # fmt: skip
 """What runs without simpar's dependencies."""
@@ -76,13 +76,13 @@ class Entry:
         return rank_plan(self.scenario, self.spec.rank, layers or self.spec.layers, microbatches)
 
 
-def read_layouts(path: Path | None = None, only: list[str] | None = None) -> list[Entry]:
-    """The layouts of the list at `path` (none: the shipped one), or those called `only`.
+def read_layouts(only: list[str] | None = None) -> list[Entry]:
+    """The layouts of the shipped list, or those called `only`.
 
     Raises:
         InputError: the list or one of its layouts is wrong, or a name is not in it.
     """
-    path = path or data_dir("validation") / "rank_layouts.toml"
+    path = data_dir("validation") / "rank_layouts.toml"
     found = validate(ListSpec, read_toml(path), file=str(path))
     names = [spec.name for spec in found.layout]
     right = f"choose of {', '.join(names)}"

@@ -41,13 +41,6 @@ class Meter(Alive):
         self.wire: dict[tuple[str, int, int], list[int]] = defaultdict(lambda: [0, 0])
         self._mode: Any = None
 
-    def reset(self) -> None:
-        """Forget all counts but what is alive."""
-        self.peak = self.current
-        self.flops.clear()
-        self.products.clear()
-        self.wire.clear()
-
     def __enter__(self) -> Any:
         self._mode = active_fake_mode()
         return super().__enter__()

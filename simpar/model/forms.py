@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from simpar.model.pieces import deal, norm_extra
-from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec
+from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec, TokenModel
 from simpar.specs.mixers import AttentionSpec, BranchSpec, ExpertsSpec, FeedForwardSpec, LatentAttentionSpec, WeightSpec
 from simpar.specs.model import MoeSpec, TransformerSpec
 
@@ -18,9 +18,14 @@ ACTIVATIONS = {
 """Hugging Face's names of activations and TransformerSpec's."""
 
 
+def general(model: TokenModel) -> ArchitectureSpec:
+    """`model` in the general form."""
+    return model if isinstance(model, ArchitectureSpec) else _general(model)
+
+
 @lru_cache(maxsize=256)
-def general(model: TransformerSpec) -> ArchitectureSpec:
-    """`model` in the general form: an encoder stack before the decoder's where it has one."""
+def _general(model: TransformerSpec) -> ArchitectureSpec:
+    """An encoder stack before the decoder's where it has one."""
     stacked = model.num_decoder_layers > 0
     stacks = [_stack(model, decoder=False, count=model.num_hidden_layers, name="encoder" if stacked else "decoder")]
     if stacked:

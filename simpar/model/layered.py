@@ -16,11 +16,6 @@ from simpar.specs.mixers import WeightSpec
 from simpar.specs.model import TransformerSpec
 
 
-def text_stack(model: ArchitectureSpec) -> StackSpec:
-    """The stack whose tokens the head sees: the last one that is not a tower."""
-    return [stack for stack in model.stacks if not stack.tower][-1]
-
-
 def layer_graph(stack: StackSpec, name: str, batch: Batch) -> Layer:
     """The graph of one kind of layer."""
     w = Writer(name, stack.hidden_size, batch, stack.norm)
@@ -93,7 +88,7 @@ def _sublayer(w: Writer, step: SublayerSpec, x: str, label: str) -> str:
 
 def embedding_graph(model: ArchitectureSpec, batch: Batch) -> Layer:
     """Tokens to channels, with every weight outside the layers that is not the head's."""
-    stack = text_stack(model)
+    stack = model.text
     w = Writer("embedding", stack.hidden_size, batch, stack.norm)
     g = w.graph
     ids = g.input("embedding/ids", "batch sequence", data=True, format="int64")
@@ -155,7 +150,7 @@ def head_graph(model: ArchitectureSpec, batch: Batch, *, norm: bool = True) -> L
     """Final norm (a multi-token-prediction module brings its own), what stands before the logits, logits and loss; without a
     vocabulary a plain loss.
     """
-    stack = text_stack(model)
+    stack = model.text
     w = Writer("head", stack.hidden_size, batch, stack.norm)
     g = w.graph
     has_norm = stack.final_norm and norm
@@ -187,7 +182,7 @@ def encoder_layers(model: ArchitectureSpec, given: EncoderInput, carried: float)
     x = w.weights(stack.name, x, stack.extra, "projector")
     if stack.final_norm:
         x = w.norm("final_norm", x)
-    outside = float(given.count * (given.tokens // stack.merge) * text_stack(model).hidden_size) + carried
+    outside = float(given.count * (given.tokens // stack.merge) * model.text.hidden_size) + carried
     return [
         *(EncoderLayer(kinds[name], still, inside) for name in stack.sequence()),
         EncoderLayer(w.graph.done(x), given.frozen == "all", outside),
@@ -200,14 +195,14 @@ def token_network(
     documents: tuple[int, ...] = (),
 ) -> Network:  # fmt: skip
     """The layers of a model for one micro-batch of `micro_batch` sequences; of towers those that have `inputs`."""
-    model, batch = general(spec) if isinstance(spec, TransformerSpec) else spec, Batch(micro_batch, sequence, vocab)
+    model, batch = general(spec), Batch(micro_batch, sequence, vocab)
     embedding = transformer_embedding(spec, batch) if isinstance(spec, TransformerSpec) else embedding_graph(model, batch)
     layers: list[Layer] = []
     for stack in model.stacks:
         if not stack.tower:
             kinds = {name: layer_graph(stack, name, batch) for name in dict.fromkeys(stack.sequence())}
             layers += [kinds[name] for name in stack.sequence()]
-    last = text_stack(model)
+    last = model.text
     modules = (mtp_graph(last, batch),) * model.num_nextn_predict_layers
     encoders: list[EncoderLayer] = []
     for given in inputs:

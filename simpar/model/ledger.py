@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from simpar.graph.ledger import node_flops
 from simpar.graph.types import Custom, Einsum, Layer, Lookup, Node, View
 from simpar.model.forms import general
-from simpar.model.layered import embedding_graph, head_graph, layer_graph, text_stack
+from simpar.model.layered import embedding_graph, head_graph, layer_graph
 from simpar.model.network import simple_network
 from simpar.model.writer import Batch, Writer, attention_mask
 from simpar.specs.architecture import ArchitectureSpec, StackSpec, TokenModel
 from simpar.specs.mixers import BranchSpec
-from simpar.specs.model import CnnSpec, MlpSpec, TransformerSpec
+from simpar.specs.model import CnnSpec, MlpSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +64,14 @@ def total_parameters(model: TokenModel | MlpSpec | CnnSpec) -> int:
     """All parameters of `model`, without multi-token prediction."""
     if isinstance(model, MlpSpec | CnnSpec):
         return simple_network(model, 1, 1).parameters
-    return totals(general(model) if isinstance(model, TransformerSpec) else model, 1).parameters
+    return totals(general(model), 1).parameters
 
 
 def active_parameters(model: TokenModel | MlpSpec | CnnSpec) -> int:
     """Parameters that one token meets: routed experts count num_experts_per_tok times, all the rest once."""
     if isinstance(model, MlpSpec | CnnSpec):
         return total_parameters(model)
-    return totals(general(model) if isinstance(model, TransformerSpec) else model, 1).active_parameters
+    return totals(general(model), 1).active_parameters
 
 
 def entries(model: ArchitectureSpec, sequence_length: int) -> Iterator[Entry]:
@@ -88,7 +88,7 @@ def entries(model: ArchitectureSpec, sequence_length: int) -> Iterator[Entry]:
         yield Entry(entry.place, entry.node, weight, weight, entry.flops, 1, 0 if tied else 1, lookup=True, tower=False)
         yield Entry(entry.place, "head/bias", bias, bias, 0.0, 1, 1, lookup=False, tower=False)
     for stack in model.stacks:
-        yield from _stack(stack, stack is text_stack(model), batch)
+        yield from _stack(stack, stack is model.text, batch)
 
 
 def _stack(stack: StackSpec, last: bool, batch: Batch) -> Iterator[Entry]:

@@ -98,8 +98,8 @@ def gemma3n_embedder(file: Keys, k: Keys, h: int, text: int) -> Weights:
     return (words, norm("embedder_norms", "rmsnorm", 2 * h), matrix("projector", h, text))
 
 
-def one(bias: bool) -> Projector:
-    return lambda file, k, h, text: (linear("projector", h, text, bias=bias),)
+def one(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    return (matrix("projector", h, text),)
 
 
 def gemma4_positions(k: Keys, h: int) -> Weights:

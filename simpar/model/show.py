@@ -7,7 +7,7 @@ from typing import Any
 from simpar.errors import InputError, Violation
 from simpar.model.forms import general
 from simpar.model.ledger import active_parameters, pattern_of, total_parameters, totals
-from simpar.specs.architecture import ArchitectureSpec
+from simpar.specs.architecture import ArchitectureSpec, TokenModel
 from simpar.specs.counts import layer_count
 from simpar.specs.mixers import AttentionSpec, LatentAttentionSpec
 from simpar.specs.model import TransformerSpec
@@ -23,11 +23,11 @@ def describe_model(name_or_path: str, sequence_length: int, *, approximate: bool
     model = load_model(name_or_path, approximate=approximate)
     found = {"model": name_or_path, "name": model.name, "sequence_length": sequence_length}
     fields = {"kind": model.kind, "fields": model.model_dump(mode="json", exclude_none=True)}
-    if not isinstance(model, (TransformerSpec, ArchitectureSpec)):
+    if not isinstance(model, TokenModel):
         raise InputError(
             [Violation("model", name_or_path, "has no tokens to count FLOPs of", "a transformer or a model of layers")]
         )
-    layers = general(model) if isinstance(model, TransformerSpec) else model
+    layers = general(model)
     counted = totals(layers, sequence_length)
     notes = list(layers.notes)
     if layers.num_nextn_predict_layers:

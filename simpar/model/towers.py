@@ -228,7 +228,7 @@ BY_PARENT: dict[str, Projector] = {
     **dict.fromkeys(("lfm2_vl",), projectors.pixel_unshuffle),
     "git": git_projector,
     "paligemma": projectors.projection_dim,
-    "gemma4": projectors.one(False),
+    "gemma4": projectors.one,
 }
 """Projectors that belong to the whole model rather than to its vision encoder."""
 TYPE_OF_PARENT: dict[str, str] = {
@@ -286,7 +286,7 @@ TOWERS: dict[str, Tower] = {
     "gemma4_vision": Tower(
         norm="rmsnorm", bias=False, mlp_bias=False, gated=True, qk_norm="head", patch_bias=False, positions="none",
         layer="sandwich",
-        final_norm=False, extra=projectors.gemma4_positions, projector=projectors.one(False),
+        final_norm=False, extra=projectors.gemma4_positions, projector=projectors.one,
     ),
     "step3p5_vision": Tower(
         patch_bias=False, positions="grid", pre_norm=True, final_norm=False, layer_scale=True, width="mlp_ratio",

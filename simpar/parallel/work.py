@@ -169,9 +169,9 @@ class OpList:
         self._beside: list[tuple[str, Work, str]] = []
         """What runs beside the next product."""
 
-    def _last(self, stream: str) -> tuple[int, ...]:
+    def _last_compute(self) -> tuple[int, ...]:
         for index in range(len(self.ops) - 1, -1, -1):
-            if self.ops[index].stream == stream:
+            if self.ops[index].stream == "compute":
                 return (index,)
         return ()
 
@@ -186,7 +186,7 @@ class OpList:
 
     def start(self, name: str, work: Work, stream: str, *, kernels: int = 1) -> int:
         """A communication op that may start when the ops issued so far on the compute stream have finished."""
-        self.ops.append(LocalOp(name, stream, work, tuple({*self._last("compute"), *self._pending}), kernels))
+        self.ops.append(LocalOp(name, stream, work, tuple({*self._last_compute(), *self._pending}), kernels))
         return len(self.ops) - 1
 
     def wait(self, *indices: int) -> None:

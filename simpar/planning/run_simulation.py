@@ -41,8 +41,6 @@ class _Counters:
     lost: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
     failures: dict[str, int] = field(default_factory=dict)
     busy: dict[tuple[int, int], float] = field(default_factory=dict)
-    gpu_s: float = 0.0
-    node_s: float = 0.0
     ideal_s: float = 0.0
 
 

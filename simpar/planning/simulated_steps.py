@@ -72,7 +72,6 @@ def from_result(scenario: Scenario, result: Result) -> StepEstimate:
         step_time_s=result.step_time_s,
         low_s=min(result.step_interval.low, result.step_time_s),
         high_s=max(result.step_interval.high, result.step_time_s),
-        world_size=result.world_size,
         parameters=float(total_parameters(scenario.model)),
         fits=result.fits,
         reasons=tuple(reasons),

@@ -16,7 +16,6 @@ class StepEstimate:
     Attributes:
         step_time_s, low_s, high_s: the point estimate and its 80 % interval.
         fits: it runs at all; otherwise `reasons` says why not and the times are infinite.
-        world_size: GPUs used.
         parameters: of the model, for the size of a checkpoint.
         mfu: model FLOPs utilisation.
         utilisation: share of the step in which a stream is busy, by stream kind ("compute", "communication").
@@ -28,7 +27,6 @@ class StepEstimate:
     step_time_s: float
     low_s: float
     high_s: float
-    world_size: int
     parameters: float
     fits: bool = True
     reasons: tuple[str, ...] = ()
@@ -78,4 +76,4 @@ Search = Callable[[Scenario], Searched]
 
 def infeasible(*reasons: str) -> StepEstimate:
     """The estimate of a scenario that cannot run."""
-    return StepEstimate(float("inf"), float("inf"), float("inf"), 0, 0.0, fits=False, reasons=reasons)
+    return StepEstimate(float("inf"), float("inf"), float("inf"), 0.0, fits=False, reasons=reasons)

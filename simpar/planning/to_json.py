@@ -9,7 +9,6 @@ from simpar.output import finite
 from simpar.planning.answer import Answer, Quantiles
 from simpar.planning.published import Comparison
 from simpar.planning.questions import PlanReport
-from simpar.planning.sensitivity import Tornado
 from simpar.planning.study import Point, Study
 
 QUANTITIES = (
@@ -24,7 +23,7 @@ def report_json(report: PlanReport) -> dict[str, Any]:
     found = _answer(report.answer) | {
         "published": [_comparison(c) for c in report.published],
         "studies": [_study(study) for study in report.studies],
-        "sensitivity": _tornado(report.tornado) if report.tornado else None,
+        "sensitivity": asdict(report.tornado) if report.tornado else None,
     }
     return {key: finite(value) for key, value in found.items()}
 
@@ -85,7 +84,3 @@ def _study(study: Study) -> dict[str, Any]:
 def _point(point: Point) -> dict[str, Any]:
     extra = {"mfu": point.mfu, "layout": point.layout, "note": point.note}
     return {"label": point.label, "values": point.values, **_headline(point.answer), **extra}
-
-
-def _tornado(tornado: Tornado) -> dict[str, Any]:
-    return asdict(tornado)

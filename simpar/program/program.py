@@ -65,13 +65,11 @@ class Transfer:
         collective: name as in costs/collectives.py, or "send_recv".
         bytes: as nccl-tests counts them.
         groups: global ranks of every group that one op stands for (a folded op stands for all its symmetric groups).
-        dimension: tp, cp, ep, dp, pp.
     """
 
     collective: str
     bytes: float
     groups: tuple[tuple[int, ...], ...]
-    dimension: str
 
 
 @dataclass(frozen=True)

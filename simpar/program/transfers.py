@@ -32,16 +32,16 @@ class _Finder:
         if isinstance(key, Send):
             call = send_collectives(self.layout, key)[0]
             target = self.rank_of[key.to_stage]
-            return Transfer("send_recv", call.bytes, self.pairs(role, target), "pp")
+            return Transfer("send_recv", call.bytes, self.pairs(role, target))
         if isinstance(key, Gather | Reduce):
             calls = state_collectives(self.layout, key)
             if not calls:
                 return None
             most, call = max(((c.bytes * c.repeat, c) for c in calls), key=lambda pair: pair[0])
-            return Transfer(call.name, most, self.groups(call.dimension, role, everywhere=True), "dp")
+            return Transfer(call.name, most, self.groups(call.dimension, role, everywhere=True))
         for call in calls_of(self.layout, key) if isinstance(key, BlockOp) else ():
             amount = call.bytes * call.repeat * self.share(key)
-            return Transfer(call.name, amount, self.groups(call.dimension, role), call.dimension)
+            return Transfer(call.name, amount, self.groups(call.dimension, role))
         return None
 
     @cached_property

@@ -8,23 +8,11 @@ from typing import Any, Final
 
 from simpar.live.trace_diff import GROUPS, TraceDiff
 from simpar.live.trace_slices import Slice
-from simpar.report.diff_view import (
-    CAUSE_HEADS,
-    CAUSES,
-    COLLECTIVE_HEADS,
-    LATE_HEADS,
-    OP_HEADS,
-    cause_rows,
-    collective_table_rows,
-    headline,
-    late_rows,
-    op_table_rows,
-    ratio,
-    signed,
-)  # fmt: skip
+from simpar.report.diff_view import CAUSES, cause_table, collective_table, headline, late_table, op_table, ratio, signed
 from simpar.report.encode import time_unit
-from simpar.report.page import Cards, Table, tiles
+from simpar.report.page import Cards, tiles
 from simpar.report.step_figures import figure, waterfall_bars
+from simpar.report.tables import Table
 from simpar.units import format_seconds
 
 COLORS: Final = {
@@ -43,18 +31,17 @@ def diff_page(diff: TraceDiff) -> str:
     """The page as HTML text."""
     cards = Cards(_head(diff))
     cards.draw("From the predicted to the measured step", _waterfall(diff), "half")
-    causes = Table(CAUSE_HEADS, cause_rows(diff), (1, 2, 3, 4)).html()
     rule = "Every moment has one cause: a running kernel, else an exposed collective, a copy, a late host, a wait."
-    cards.add("Seconds of this rank by cause", causes, "half", rule)
+    cards.tabulate("Seconds of this rank by cause", cause_table(diff), "half", rule)
     rule = "Drag to zoom, double-click to see the whole view. Both begin with the step."
     cards.draw("Both timelines", timelines(diff), "", rule)
     if diff.lag:
         rule = "A slope is where time is lost, a jump one late op."
         cards.draw("How much later each op began than predicted", _lag(diff), "", rule)
-    cards.tabulate("Compute, op by op", Table(OP_HEADS, op_table_rows(diff, 20), (2, 3, 4, 5, 6)))
-    cards.tabulate("Collectives", Table(COLLECTIVE_HEADS, collective_table_rows(diff), tuple(range(2, 8))))
+    cards.tabulate("Compute, op by op", op_table(diff, 20))
+    cards.tabulate("Collectives", collective_table(diff))
     rule = "Their excess over the prediction stands out from that of the others of their kind."
-    cards.tabulate("Late collectives", Table(LATE_HEADS, late_rows(diff), (3, 4, 5)), "", rule)
+    cards.tabulate("Late collectives", late_table(diff), "", rule)
     cards.add("Longest kernels of the trace, per step", _kernels(diff))
     cards.tell("Notes", diff.notes)
     return cards.html(f"{diff.scenario}: trace")

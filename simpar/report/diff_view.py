@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from simpar.live.trace_diff import GROUPS, TraceDiff
-from simpar.report.width import rich_table
+from simpar.report.tables import Table
 from simpar.units import format_seconds
 
 CAUSES = {
@@ -38,8 +38,8 @@ def headline(diff: TraceDiff) -> str:
     return f"{text}: {signed(change)} ({ratio(diff.predicted_step_s, diff.measured_step_s)}) = {', '.join(parts) or 'nothing'}"
 
 
-def cause_rows(diff: TraceDiff) -> list[tuple[str, ...]]:
-    """(cause, predicted, measured, difference, share of the predicted step)."""
+def cause_table(diff: TraceDiff) -> Table:
+    """Each cause, and the step; the share is of the predicted step."""
     step = diff.predicted_step_s or 1.0
     rows: list[tuple[str, ...]] = [
         (CAUSES[c.name], format_seconds(c.predicted_s), format_seconds(c.measured_s), signed(c.difference_s),
@@ -49,53 +49,51 @@ def cause_rows(diff: TraceDiff) -> list[tuple[str, ...]]:
     change = diff.measured_step_s - diff.predicted_step_s
     rows.append(("step", format_seconds(diff.predicted_step_s), format_seconds(diff.measured_step_s), signed(change),
                  f"{change / step:+.1%}"))  # fmt: skip
-    return rows
+    return Table(("cause", "predicted", "measured", "difference", "of the step"), rows, (1, 2, 3, 4))
 
 
-def op_table_rows(diff: TraceDiff, at_most: int = _SHOWN) -> list[tuple[str, ...]]:
-    """(phase, op, count, predicted, measured, difference, ratio), the largest difference first."""
-    return [
+def op_table(diff: TraceDiff, at_most: int = _SHOWN) -> Table:
+    """Compute, the largest difference first."""
+    rows = [
         (r.phase, r.name, f"{r.count:,}", format_seconds(r.predicted_s), format_seconds(r.measured_s),
          signed(r.measured_s - r.predicted_s), ratio(r.predicted_s, r.measured_s))
         for r in diff.ops[:at_most]
     ]  # fmt: skip
+    return Table(("phase", "op", "times", "predicted", "measured", "difference", ""), rows, (2, 3, 4, 5, 6))
 
 
-def collective_table_rows(diff: TraceDiff) -> list[tuple[str, ...]]:
-    """(dimension, collective, counts, busy both, exposed both)."""
-    return [
+def collective_table(diff: TraceDiff) -> Table:
+    """Collectives by kind."""
+    rows = [
         (r.dimension, r.collective, f"{r.predicted_count:,}", f"{r.measured_count:,}", format_seconds(r.predicted_s),
          format_seconds(r.measured_s), format_seconds(r.predicted_exposed_s), format_seconds(r.measured_exposed_s))
         for r in diff.collectives
     ]  # fmt: skip
+    heads = ("dimension", "collective", "predicted #", "measured #", "predicted busy", "measured busy", "predicted exposed",
+             "measured exposed")  # fmt: skip
+    return Table(heads, rows, tuple(range(2, 8)))
 
 
-def late_rows(diff: TraceDiff) -> list[tuple[str, ...]]:
-    """(dimension, collective, which, when, predicted, measured)."""
-    return [
+def late_table(diff: TraceDiff) -> Table:
+    """Collectives that stand out from the others of their kind."""
+    rows = [
         (late.dimension, late.collective, f"{late.name} #{late.index}", format_seconds(late.start_s),
          format_seconds(late.predicted_s), format_seconds(late.measured_s))
         for late in diff.late
     ]  # fmt: skip
-
-
-CAUSE_HEADS = ("cause", "predicted", "measured", "difference", "of the step")
-OP_HEADS = ("phase", "op", "times", "predicted", "measured", "difference", "")
-COLLECTIVE_HEADS = ("dimension", "collective", "predicted #", "measured #", "predicted busy", "measured busy", "predicted exposed",
-                    "measured exposed")  # fmt: skip
-LATE_HEADS = ("dimension", "collective", "which", "begins at", "predicted", "measured")
+    return Table(("dimension", "collective", "which", "begins at", "predicted", "measured"), rows, (3, 4, 5))
 
 
 def diff_report(diff: TraceDiff) -> RenderableType:
     """Everything but the timelines."""
     about = f"{diff.scenario}: rank {diff.rank} (pipeline rank {diff.pipeline_rank}), {diff.steps} step(s) of {diff.file}"
     parts: list[RenderableType] = [Text(about), Text(headline(diff), style="bold"), Text("")]
-    parts.append(rich_table("Seconds of this rank by cause (mean over the steps)", CAUSE_HEADS, cause_rows(diff)))
+    parts.append(cause_table(diff).rich("Seconds of this rank by cause (mean over the steps)"))
     if diff.ops:
-        parts += [Text(""), rich_table("Compute, op by op (median step)", OP_HEADS, op_table_rows(diff), (0, 1))]
+        parts += [Text(""), op_table(diff).rich("Compute, op by op (median step)")]
     if diff.collectives:
-        parts += [Text(""), rich_table("Collectives (median step)", COLLECTIVE_HEADS, collective_table_rows(diff), (0, 1))]
+        parts += [Text(""), collective_table(diff).rich("Collectives (median step)")]
     if diff.late:
-        parts += [Text(""), rich_table("Late collectives", LATE_HEADS, late_rows(diff), range(3))]
+        parts += [Text(""), late_table(diff).rich("Late collectives")]
     parts += [Text(f"note: {note}", style="yellow") for note in diff.notes]
     return Group(*parts)

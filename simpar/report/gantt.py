@@ -243,11 +243,11 @@ def legend(program: Program, drawn: Rectangles, idle: Waits) -> tuple[list[tuple
     return named, np.concatenate([place[own], waiting])
 
 
-def gantt(result: Result, limit: int = MAX_RECTANGLES) -> dict[str, Any]:
+def gantt(result: Result) -> dict[str, Any]:
     """Everything the page's script needs to draw the Gantt and to say what is under the pointer."""
     roles = shown_roles(result)
     lanes = lanes_of(result.program, roles)
-    drawn, note = thinned(result, lanes, limit)
+    drawn, note = thinned(result, lanes)
     unit, factor = time_unit(drawn_s(result))
     signatures, tables = _terms(result, drawn)
     strips, idle = waits(result, roles, len(lanes))

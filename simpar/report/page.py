@@ -7,13 +7,13 @@ nothing from anywhere.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from html import escape
 from typing import Any
 
 from simpar.output import OFFLINE, PLOTLY_SITE, plotly_script
 from simpar.report.encode import compressed
 from simpar.report.page_script import SCRIPT
+from simpar.report.tables import Table
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'{site}; img-src data: blob:; font-src data:"
 _STYLE = """
@@ -44,26 +44,6 @@ td.n { font-variant-numeric: tabular-nums; white-space: nowrap; } tbody tr + tr 
   border-radius: 6px; padding: 7px 10px; max-width: 420px; white-space: pre; box-shadow: 0 2px 8px rgba(0,0,0,.35); }
 ul { margin: 4px 0; padding-left: 20px; }
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table: heads, rows of texts, and which columns are numbers, set to the right."""
-
-    heads: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-    numbers: tuple[int, ...] = ()
-
-    def html(self) -> str:
-        """As HTML, escaped."""
-
-        def row(tag: str, cells: tuple[str, ...]) -> str:
-            marks = [" class=n" if i in self.numbers else "" for i in range(len(cells))]
-            return "<tr>" + "".join(f"<{tag}{m}>{escape(c)}</{tag}>" for m, c in zip(marks, cells, strict=True)) + "</tr>"
-
-        body = "".join(row("td", cells) for cells in self.rows)
-        head = f"<thead>{row('th', self.heads)}</thead>" if any(self.heads) else ""
-        return f"<div class=scroll tabindex=0><table>{head}<tbody>{body}</tbody></table></div>"
 
 
 def tiles(shown: Iterable[tuple[str, ...]]) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from html import escape
 
 from simpar.planning.answer import Answer
 from simpar.planning.questions import PlanReport
 from simpar.planning.study import Study
 from simpar.report import plan_figures as figures
-from simpar.report import plan_rows as plan
-from simpar.report.page import Cards, Table, tiles
+from simpar.report import plan_tables as plan
+from simpar.report.page import Cards, tiles
 
 _TILES = (
     ("days", "days", ""), ("gpu_hours", "GPU-hours", ""), ("goodput", "goodput", "%"), ("cost_usd", "cost", "US$"),
@@ -29,12 +30,12 @@ def plan_page(report: PlanReport) -> str:
     if report.tornado is not None:
         note = f"Medians with one assumption at its low or high end; as planned {report.tornado.base_days or 0.0:,.4g} days."
         cards.draw("Which assumption moves the answer most", figures.tornado(report.tornado), "half", note)
-        cards.add("The same in numbers", Table(plan.TORNADO_HEADS, plan.tornado_rows(report.tornado), (1, 2, 3)).html(), "half")
-    cards.tabulate("Published figures (never inputs)", Table(plan.PUBLISHED_HEADS, plan.published_rows(report), (1, 2, 3)))
-    cards.tabulate(plan.CLOSED_FORMS_TITLE, Table(("", ""), plan.closed_form_rows(answer), (1,)), "half")
-    cards.tabulate(plan.STORAGE_TITLE, Table(("", ""), plan.storage_rows(answer), (1,)), "half")
+        cards.tabulate("The same in numbers", plan.tornado_table(report.tornado), "half")
+    cards.tabulate(plan.PUBLISHED_TITLE, plan.published_table(report))
+    cards.tabulate(plan.CLOSED_FORMS_TITLE, plan.closed_forms_table(answer), "half")
+    cards.tabulate(plan.STORAGE_TITLE, plan.storage_table(answer), "half")
     note = 'Numbers of the kind "assumed" are nobody\'s measurement: replace them by your own.'
-    cards.add("What this rests on", Table(plan.ASSUMPTION_HEADS, plan.assumption_rows(answer)).html(), "", note)
+    cards.tabulate("What this rests on", plan.assumption_table(answer), "", note)
     return cards.html(answer.name)
 
 
@@ -85,14 +86,13 @@ def _numbers(cards: Cards, answer: Answer) -> None:
     cards.draw("How long it may take", days, "half", "Share of the repetitions that are done by then.")
     dear = figures.chance("chance-cost", tuple(usd / 1e6 for usd in answer.all_costs_usd), "million US$")
     cards.draw("What it may cost", dear, "half", "Share of the repetitions that cost no more.")
-    cards.add(plan.runs_title(answer), Table(plan.HEADLINE_HEADS, plan.headline_rows(answer), (1, 2, 3)).html(), "half")
-    rows = [*plan.ledger_rows(answer), *plan.failure_rows(answer)]
-    cards.add("Lost time, hours", Table(plan.LEDGER_HEADS, rows, (1, 2, 3, 4)).html(), "half")
+    cards.tabulate(plan.runs_title(answer), plan.headline_table(answer), "half")
+    lost = plan.ledger_table(answer)
+    cards.tabulate("Lost time, hours", replace(lost, rows=[*lost.rows, *plan.failure_rows(answer)]), "half")
 
 
 def _study(cards: Cards, study: Study, name: str) -> None:
     """A question: its curve, then every point with what it rests on."""
     title = f"{study.kind}: {study.question}"
     cards.draw(title, figures.curves(study, name), "", study.conclusion)
-    points = Table(plan.STUDY_HEADS, plan.study_rows(study), (1, 2, 3, 4)).html()
-    cards.add(f"{study.kind}: every point", points, "", study.conclusion)
+    cards.tabulate(f"{study.kind}: every point", plan.study_table(study), "", study.conclusion)

@@ -15,8 +15,7 @@ from simpar.planning.questions import PlanOptions, PlanReport, ask
 from simpar.planning.steps import StepModel
 from simpar.planning.study import Study
 from simpar.planning.to_json import report_json
-from simpar.report import plan_rows as plan
-from simpar.report.width import rich_table
+from simpar.report import plan_tables as plan
 
 INTERRUPTED: Final = 130
 
@@ -73,18 +72,16 @@ def render(report: PlanReport) -> RenderableType:
     answer = report.answer
     parts: list[RenderableType] = [Text(answer.name, style="bold"), *_verdict(answer)]
     if answer.days is not None:
-        parts += [rich_table(plan.runs_title(answer), plan.HEADLINE_HEADS, plan.headline_rows(answer)), _ledger(answer)]
-    if storage := plan.storage_rows(answer):
-        parts.append(rich_table(plan.STORAGE_TITLE, ("", ""), storage))
-    if answer.closed_forms:
-        parts.append(rich_table(plan.CLOSED_FORMS_TITLE, ("", ""), plan.closed_form_rows(answer)))
-    if report.published:
-        published = plan.published_rows(report)
-        parts.append(rich_table("Published figures (never inputs)", plan.PUBLISHED_HEADS, published, frozenset({0, 5})))
+        parts += [plan.headline_table(answer).rich(plan.runs_title(answer)), _ledger(answer)]
+    titled = (
+        (plan.STORAGE_TITLE, plan.storage_table(answer)), (plan.CLOSED_FORMS_TITLE, plan.closed_forms_table(answer)),
+        (plan.PUBLISHED_TITLE, plan.published_table(report)),
+    )  # fmt: skip
+    parts += [table.rich(title) for title, table in titled if table.rows]
     parts += [_study(study) for study in report.studies]
     if report.tornado is not None:
         title = "Sensitivity: medians with one assumption pushed to its ends"
-        parts.append(rich_table(title, plan.TORNADO_HEADS, plan.tornado_rows(report.tornado)))
+        parts.append(plan.tornado_table(report.tornado).rich(title))
     parts.append(_assumptions(answer))
     return Group(*(part for index, part in enumerate(parts) for part in ([Text(""), part] if index else [part])))
 
@@ -101,21 +98,21 @@ def _verdict(answer: Answer) -> list[RenderableType]:
 
 
 def _ledger(answer: Answer) -> Table:
-    table = rich_table("Lost time, hours", plan.LEDGER_HEADS, plan.ledger_rows(answer))
+    table = plan.ledger_table(answer).rich("Lost time, hours")
     for name, *counts in plan.failure_rows(answer):
         table.add_row(Text(name, style="dim"), *counts)
     return table
 
 
 def _study(study: Study) -> RenderableType:
-    table = rich_table(f"{study.kind}: {study.question}", plan.STUDY_HEADS, plan.study_rows(study), frozenset({0, 5, 6}))
+    table = plan.study_table(study).rich(f"{study.kind}: {study.question}")
     if study.chosen is not None:
         table.rows[study.chosen].style = "bold"
     return Group(table, Text(f"-> {study.conclusion}", style="bold"))
 
 
 def _assumptions(answer: Answer) -> Table:
-    table = rich_table("What this rests on", plan.ASSUMPTION_HEADS, plan.assumption_rows(answer), frozenset(range(4)))
+    table = plan.assumption_table(answer).rich("What this rests on")
     for row, assumption in zip(table.rows, answer.assumptions, strict=True):
         row.style = "yellow" if assumption.kind == "assumed" else None
     return table

@@ -10,10 +10,10 @@ from rich.text import Text
 
 from simpar.live.rank import TOLERANCE, Row
 from simpar.live.rank_command import RankReport
-from simpar.report.page import Cards, Table
+from simpar.report.page import Cards
 from simpar.report.palette import BLUE, ORANGE
 from simpar.report.step_figures import figure
-from simpar.report.width import rich_table
+from simpar.report.tables import Table, rich_table
 from simpar.units import format_bytes, format_seconds
 
 TITLES = {

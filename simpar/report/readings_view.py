@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 
 from simpar.readings import Open
-from simpar.report.width import rich_table
+from simpar.report.tables import rich_table
 from simpar.units import format_seconds
 
 MOST_LINES = 8

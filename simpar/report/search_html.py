@@ -14,10 +14,11 @@ import numpy as np
 from simpar.program.program import COMPUTE_KINDS, OpKind
 from simpar.readings import TENTH
 from simpar.report.gantt import KINDS
-from simpar.report.page import Cards, Table, tiles
+from simpar.report.page import Cards, tiles
 from simpar.report.search_points import Point, points_of
 from simpar.report.search_view import proof, trade_text, turn
 from simpar.report.step_figures import figure
+from simpar.report.tables import Table
 from simpar.result.categories import title_of
 from simpar.result.result import Result
 from simpar.searching.answer import Answer

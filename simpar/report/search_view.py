@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from simpar.report.width import ByWidth, rich_table
+from simpar.report.tables import ByWidth, rich_table
 from simpar.result.categories import largest_loss, title_of
 from simpar.result.result import Result
 from simpar.searching.answer import CANNOT_LAUNCH, Answer, Candidate

@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from simpar.report.width import rich_table
+from simpar.report.tables import rich_table
 from simpar.site.learned import Adapted
 from simpar.specs.site import TENTH
 from simpar.units import format_bytes, format_seconds

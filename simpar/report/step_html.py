@@ -6,8 +6,9 @@ from html import escape
 
 from simpar.report import layout_plot, memory_plot, step_figures
 from simpar.report.gantt import gantt
-from simpar.report.page import Cards, Table, plot, tiles
-from simpar.report.step_table import PARTS_HEADS, advice, format_metric, part_rows, unit_of
+from simpar.report.page import Cards, plot, tiles
+from simpar.report.step_table import advice, format_metric, parts_table, unit_of
+from simpar.report.tables import Table
 from simpar.result.published import IN_SAMPLE
 from simpar.result.result import MFU_DEFINITION, Result
 from simpar.units import format_bytes, format_seconds
@@ -39,7 +40,7 @@ def step_page(result: Result) -> str:
     low, high = result.step_interval.low, result.step_interval.high
     text = f"80 %: {format_seconds(low)} to {format_seconds(high)}. The categories whose constants widen it most:"
     cards.draw("How sure the step time is", step_figures.interval(result), "half", text)
-    cards.tabulate("Who does what", Table(PARTS_HEADS, part_rows(result)), "half")
+    cards.tabulate("Who does what", parts_table(result), "half")
     worst = result.worst_rank
     title = f"Peak of pipeline rank {worst.rank}, the fullest, at {format_seconds(worst.peak_time_s)}"
     cards.tabulate(title, _peak(result), "half")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
+from simpar.report.tables import ByWidth, Table, rich_table
 from simpar.report.terms import terms_in
-from simpar.report.width import ByWidth, rich_table
 from simpar.result.published import IN_SAMPLE
 from simpar.result.result import MFU_DEFINITION, Result
 from simpar.specs.architecture import TokenModel
@@ -26,8 +26,8 @@ def unit_of(result: Result) -> str:
     return "tokens" if isinstance(result.layout.scenario.model, TokenModel) else "samples"
 
 
-def _headline(result: Result) -> Table:
-    table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+def _headline(result: Result) -> RichTable:
+    table = RichTable(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     interval = result.step_interval
     plan, mesh = result.layout.plan, result.layout.mesh
     tp = "/".join(map(str, plan.stage_tp or (plan.tp,)))
@@ -55,8 +55,8 @@ def _headline(result: Result) -> Table:
     return table
 
 
-def waterfall_table(result: Result, bar: int = _BAR) -> Table:
-    table = Table(title="Where the step goes (mean over pipeline ranks)", title_justify="left", box=None, pad_edge=False)
+def waterfall_table(result: Result, bar: int = _BAR) -> RichTable:
+    table = RichTable(title="Where the step goes (mean over pipeline ranks)", title_justify="left", box=None, pad_edge=False)
     table.add_column("", no_wrap=True)
     table.add_column("seconds", justify="right")
     table.add_column("share", justify="right")
@@ -69,11 +69,8 @@ def waterfall_table(result: Result, bar: int = _BAR) -> Table:
     return table
 
 
-PARTS_HEADS: Final = ("part", "holds", "computes", "fullest rank")
-
-
-def part_rows(result: Result) -> list[tuple[str, ...]]:
-    """A row of PARTS_HEADS for each part of a mixed cluster."""
+def parts_table(result: Result) -> Table:
+    """A row for each part of a mixed cluster."""
     found: list[tuple[str, ...]] = []
     for part in result.parts():
         if "replicas" in part:
@@ -85,18 +82,18 @@ def part_rows(result: Result) -> list[tuple[str, ...]]:
         full = "" if part["fits"] else ": DOES NOT FIT"
         memory = f"{format_bytes(part['device_bytes'])} of {format_bytes(part['device_memory_bytes'])}{full}"
         found.append((f"{part['num_gpus']:,} x {part['gpu']}", holds, format_seconds(part["busy_s"]), memory))
-    return found
+    return Table(("part", "holds", "computes", "fullest rank"), found)
 
 
 def _parts(result: Result) -> list[RenderableType]:
-    rows = part_rows(result)
-    return [rich_table("Who does what", PARTS_HEADS, rows, range(len(PARTS_HEADS))), Text("")] if rows else []
+    table = parts_table(result)
+    return [table.rich("Who does what"), Text("")] if table.rows else []
 
 
-def _memory(result: Result) -> Table:
+def _memory(result: Result) -> RichTable:
     worst = result.worst_rank
     verdict = "fits" if result.fits else "DOES NOT FIT"
-    table = Table(
+    table = RichTable(
         title=f"Memory of pipeline rank {worst.rank}, the fullest ({verdict}; peak at {format_seconds(worst.peak_time_s)})",
         title_justify="left", title_style="italic" if result.fits else "bold red", box=None, pad_edge=False,
     )  # fmt: skip
@@ -236,12 +233,12 @@ def show(renderable: RenderableType) -> None:
     Console().print(renderable)
 
 
-def terms_report(report: RenderableType) -> Table:
+def terms_report(report: RenderableType) -> RichTable:
     """What the words of a report mean."""
     console = Console(width=200)
     with console.capture() as captured:
         console.print(report)
-    table = Table(
+    table = RichTable(
         title="What the words mean", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False
     )
     for word, meaning in terms_in(captured.get()).items():

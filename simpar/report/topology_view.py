@@ -16,7 +16,8 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from simpar.report.fleet_plot import fleet_figure
-from simpar.report.page import Cards, Table
+from simpar.report.page import Cards
+from simpar.report.tables import Table
 from simpar.specs.hardware import HardwareProfile
 from simpar.topology.cluster import Cluster
 from simpar.topology.describe import summary

@@ -47,11 +47,6 @@ class Accounting:
     ledger: Ledger
 
     @property
-    def bubble(self) -> FloatArray:
-        """Waiting for another stage."""
-        return self.waits["bubble"]
-
-    @property
     def busiest_bubble(self) -> float:
         """Idle share of the longest span of a rank, from its own first pass to its own last, beside the busiest rank's passes: a
         schedule whose ranks start and end in steps (ZB-H2) has spans shorter than the phase."""

@@ -18,7 +18,7 @@ from simpar.result.result import Result
 from simpar.result.shorter_steps import SAME
 from simpar.schedules import SCHEDULES
 from simpar.schedules.family import ScheduleFamily
-from simpar.specs.counts import microbatches
+from simpar.specs.counts import microbatches, resolved_dp
 from simpar.specs.scenario import Scenario
 from simpar.specs.size import passes_of
 
@@ -103,9 +103,8 @@ def all_counts(scenario: Scenario) -> Iterator[tuple[int, int, int]]:
 
 def with_microbatches(scenario: Scenario, count: int) -> Scenario:
     """`scenario` with `count` micro-batches per data-parallel rank."""
-    plan, training = scenario.plan, scenario.training
-    dp = plan.dp or scenario.world_size // (plan.tp * plan.cp * plan.pp)
-    batch = count * training.micro_batch_size * dp
+    training = scenario.training
+    batch = count * training.micro_batch_size * resolved_dp(scenario)
     return scenario.model_copy(update={"training": training.model_copy(update={"global_batch_size": batch})})
 
 

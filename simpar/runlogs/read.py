@@ -138,8 +138,8 @@ def _joined(readings: list[LogReading]) -> LogReading:
     return whole
 
 
-def _shortened(notes: Sequence[str], most: int = 3) -> list[str]:
-    return [*notes[:most], *([f"and {len(notes) - most} more such"] if len(notes) > most else [])]
+def _shortened(notes: Sequence[str]) -> list[str]:
+    return [*notes[:3], *([f"and {len(notes) - 3} more such"] if len(notes) > 3 else [])]
 
 
 def _timing(result: Steady, readings: list[LogReading], steps: LogReading) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def add_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     Raises:
         InputError: the file holds something else, or cannot be written.
     """
-    old = [row for _, row in read_json_lines(path, finite=False)] if path.exists() else []
+    old = [row for _, row in read_json_lines(path)] if path.exists() else []
     names = {row["id"] for row in rows}
     kept = [row for row in old if row.get("id") not in names]
     warnings = [text for row in rows if (text := _contradiction(row, kept))]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from simpar.errors import SimparError
+from simpar.evidence.row_complete import model_columns
 from simpar.evidence.row_machine import MACHINES, CannotExpress, chip_name, machine_of
 from simpar.evidence.run_rows import run_of
 from simpar.graph.types import GELUS
@@ -66,32 +67,14 @@ def _machine(scenario: Scenario) -> dict[str, Any]:
     return found
 
 
-def _plain(activation: str) -> str:
-    return "gelu" if activation in GELUS else activation
-
-
 def _model(model: TransformerSpec) -> dict[str, Any]:
-    mlp = "swiglu" if model.gated_mlp and model.activation == "silu" else "geglu" if model.gated_mlp else _plain(model.activation)
+    plain = "gelu" if model.activation in GELUS else model.activation
+    mlp = "swiglu" if model.gated_mlp and model.activation == "silu" else "geglu" if model.gated_mlp else plain
     arch = "moe-mla" if model.moe and model.mla else "moe" if model.moe else "dense"
-    found: dict[str, Any] = {
-        "model_name": model.name, "arch": arch, "layers": model.num_hidden_layers, "hidden": model.hidden_size,
-        "ffn": model.intermediate_size, "heads": model.num_attention_heads, "kv_heads": model.num_key_value_heads,
-        "head_dim": model.head_dim, "vocab": model.vocab_size, "mlp_type": mlp, "position": model.position,
-        "tied_embeddings": model.tie_word_embeddings, "mtp_layers": model.num_nextn_predict_layers or None,
-        "attn_window": model.sliding_window,
+    return {
+        **model_columns(model), "model_name": model.name, "arch": arch, "mlp_type": mlp, "attn_window": model.sliding_window,
+        "mtp_layers": model.num_nextn_predict_layers or None,
     }  # fmt: skip
-    if (moe := model.moe) is not None:
-        found |= {
-            "moe_experts": moe.num_experts, "moe_topk": moe.num_experts_per_tok, "moe_ffn": moe.moe_intermediate_size,
-            "moe_shared_ffn": moe.shared_expert_intermediate_size, "moe_dense_layers": moe.first_k_dense_replace,
-            "dense_ffn": model.intermediate_size,
-        }  # fmt: skip
-    if (mla := model.mla) is not None:
-        query = f"q_lora {mla.q_lora_rank}, " if mla.q_lora_rank else ""
-        found["mla"] = (
-            f"{query}kv_lora {mla.kv_lora_rank}, qk_nope {mla.qk_nope_head_dim}, qk_rope {mla.qk_rope_head_dim}, v {mla.v_head_dim}"
-        )
-    return found
 
 
 def _plan(scenario: Scenario) -> dict[str, Any]:

@@ -213,7 +213,7 @@ def read_lines_store(path: Path) -> Store:
     """
     store = Store(str(path))
     keys = ("_step", "step", "global_step", "current_steps")
-    for line, row in read_json_lines(path, finite=False):
+    for line, row in read_json_lines(path):
         key = next((k for k in keys if k in row), None)
         if key is None:
             continue

@@ -24,21 +24,12 @@ from simpar.schedules.schedule import Schedule, v_placement
 _INTERVAL = 6
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """Per rank, when the first microbatch runs F, F, I, I, W, W of its stages (down, up, up, down, up, down)."""
-
-    times: tuple[tuple[int, ...], ...]
-    peak: int
-    """Stage activations held at once, on the worst rank."""
-
-
 def _repeated(name: str, slopes: tuple[int, int, int, int]) -> Order:
     """Repeats the smallest block with these `slopes`: slots per rank on the four arms."""
 
     def order(num_ranks: int, num_microbatches: int, virtual_stages: int) -> Schedule:
         rows = []
-        for rank, times in enumerate(_block(num_ranks, slopes).times):
+        for rank, times in enumerate(_block(num_ranks, slopes)):
             down, up = rank, 2 * num_ranks - 1 - rank
             passes = zip(times, (down, up, up, down, up, down), "FFIIWW", strict=True)
             timed = [(t + _INTERVAL * m, stage, Phase(phase), m) for t, stage, phase in passes for m in range(num_microbatches)]
@@ -49,10 +40,13 @@ def _repeated(name: str, slopes: tuple[int, int, int, int]) -> Order:
 
 
 @cache
-def _block(num_ranks: int, slopes: tuple[int, int, int, int]) -> _Block:
-    """Of all blocks whose arms follow each other within one interval, the one with the least memory, then length."""
+def _block(num_ranks: int, slopes: tuple[int, int, int, int]) -> tuple[tuple[int, ...], ...]:
+    """Per rank, when the first microbatch runs F, F, I, I, W, W of its stages (down, up, up, down, up, down).
+
+    Of all blocks whose arms follow each other within one interval, the one with the least memory, then length.
+    """
     best: tuple[int, int] | None = None
-    chosen: _Block | None = None
+    chosen: tuple[tuple[int, ...], ...] = ()
     for gaps in product(range(1, _INTERVAL + 1), repeat=3):
         arms = _arms(num_ranks, slopes, gaps)
         if any(len({time % _INTERVAL for time in times}) < len(arms) for times in zip(*arms, strict=True)):
@@ -60,8 +54,8 @@ def _block(num_ranks: int, slopes: tuple[int, int, int, int]) -> _Block:
         ranks = [_with_weights(times) for times in zip(*arms, strict=True)]
         peak, length = max(peak for peak, _ in ranks), arms[3][0]
         if best is None or (peak, length) < best:
-            best, chosen = (peak, length), _Block(tuple(times for _, times in ranks), peak)
-    if chosen is None:
+            best, chosen = (peak, length), tuple(times for _, times in ranks)
+    if not chosen:
         raise InternalError(f"no building block with slopes {slopes} for {num_ranks} ranks")
     return chosen
 

@@ -18,21 +18,21 @@ ACTIVE_STAGES = 3
 """Stages whose parameters torch keeps gathered at a time: one each for forward, backward and prefetch."""
 
 
-def with_communication(schedule: Schedule, active_stages: int = ACTIVE_STAGES) -> Rows:
+def with_communication(schedule: Schedule) -> Rows:
     """The rows of `schedule` with UNSHARD, RESHARD, REDUCE_GRAD and the sends and receives put in."""
-    rows = [_with_reduce_grad(schedule, _with_unshard(row, active_stages)) for row in schedule.rows]
+    rows = [_with_reduce_grad(schedule, _with_unshard(row)) for row in schedule.rows]
     return _with_send_recv(schedule, rows)
 
 
-def _with_unshard(row: Sequence[Action], active_stages: int) -> list[Action]:
-    """Gather the parameters of the next `active_stages` stages in use before each action, free all others."""
+def _with_unshard(row: Sequence[Action]) -> list[Action]:
+    """Gather the parameters of the next `ACTIVE_STAGES` stages in use before each action, free all others."""
     result: list[Action] = []
     active: dict[int, None] = {}  # used as an ordered set
     for position, action in enumerate(row):
         coming: dict[int, None] = {}
         for later in row[position:]:
             coming.update(dict.fromkeys(leaf.stage for leaf in later.leaves))
-            if len(coming) >= active_stages:
+            if len(coming) >= ACTIVE_STAGES:
                 break
         for stage in [stage for stage in active if stage not in coming]:
             del active[stage]

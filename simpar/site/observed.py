@@ -128,14 +128,14 @@ def _lines(run: Run, found: Prediction, answer: Open | None, at: Site) -> tuple[
     return tuple(lines)
 
 
-def lines_of(scenario: Scenario, at: Site = NEUTRAL) -> tuple[Line, ...]:
+def lines_of(scenario: Scenario) -> tuple[Line, ...]:
     """The straight line of a scenario that nobody ran yet.
 
     Raises:
         InputError: the plan cannot be run at all.
     """
     run = Run(scenario.name, {}, Measured(), scenario, "", "", (), {})
-    return _lines(run, predict_at(at, scenario), None, at)
+    return _lines(run, predict_at(NEUTRAL, scenario), None, NEUTRAL)
 
 
 def evidence_of(observed: Iterable[Observed], at: Site = NEUTRAL) -> Evidence:

@@ -176,7 +176,6 @@ class Posterior:
         residual: of log(measured / predicted) of a further run once the factors are right: the standard deviation of a normal
             distribution with the same 80 % interval.
         weight: how far each run was believed [runs], 1 = fully.
-        log_evidence: of the runs under the prior.
         facts: factors on how likely an open fact is.
     """
 
@@ -187,7 +186,6 @@ class Posterior:
     reach: Reach
     residual: float
     weight: FloatArray
-    log_evidence: float
     facts: Mapping[str, float] = field(default_factory=dict)
 
     def predict(self, runs: Evidence) -> tuple[FloatArray, FloatArray]:
@@ -245,8 +243,7 @@ def _believing(runs: Evidence, prior: Prior) -> tuple[Posterior, FloatArray]:
     inverse[:, FACTORS:, FACTORS:] = np.linalg.inv(between) / (prior.kind * scales[:, None, None]) ** 2
     theta, hessian, log_post, believed, shares = _modes(runs, kinds, inverse, scales)
     log_evidence = log_post + 0.5 * np.linalg.slogdet(inverse)[1] - 0.5 * np.linalg.slogdet(hessian)[1]
-    before = -0.5 * np.tile(GRID**2, len(STRETCH))
-    mass = log_evidence + before
+    mass = log_evidence - 0.5 * np.tile(GRID**2, len(STRETCH))
     share = np.exp(mass - mass.max())
     share /= share.sum()
     mean = share @ theta
@@ -254,9 +251,8 @@ def _believing(runs: Evidence, prior: Prior) -> tuple[Posterior, FloatArray]:
     off = theta - mean
     covariance = within + np.einsum("s,si,sj->ij", share, off, off)
     scale = math.sqrt(float(share @ scales**2))  # a mixture's variance is the mean of its parts'
-    total = mass.max() + math.log(np.exp(mass - mass.max()).sum()) - math.log(np.exp(before).sum())
     residual = scale * TENTH_OF_T / TENTH
-    found = Posterior(mean, covariance, kinds, prior.kind * scale, prior.reaches, residual, share @ believed, float(total))
+    found = Posterior(mean, covariance, kinds, prior.kind * scale, prior.reaches, residual, share @ believed)
     return found, np.asarray(np.tensordot(share, shares, 1))
 
 

@@ -58,14 +58,12 @@ class Belief:
         seconds: median step [candidates].
         covariance: of its logarithm [candidates, candidates].
         tried: whether it was run [candidates]. failed: whether it then did not work.
-        posterior: of the site.
     """
 
     seconds: FloatArray
     covariance: FloatArray
     tried: np.ndarray[Any, np.dtype[np.bool_]]
     failed: np.ndarray[Any, np.dtype[np.bool_]]
-    posterior: Posterior
 
     @property
     def best(self) -> int:
@@ -101,7 +99,7 @@ def believe(candidates: Sequence[Candidate], outcomes: Sequence[Outcome], prior:
         medians = medians + gain @ (measured - medians[seen])
         both = shared - gain @ shared[seen] - shared[:, seen] @ gain.T + gain @ shared[np.ix_(seen, seen)] @ gain.T
         covariance = both + left - gain @ left[seen]
-    return Belief(np.exp(medians), (covariance + covariance.T) / 2.0, tried, failed, found)
+    return Belief(np.exp(medians), (covariance + covariance.T) / 2.0, tried, failed)
 
 
 def _at(runs: Evidence, found: Posterior) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -270,12 +270,6 @@ def uncalibrated() -> Iterator[None]:
         yield
 
 
-def in_force() -> tuple[Constant, ...]:
-    """The constants that predictions use here and now."""
-    others = _OTHERS.get()
-    return constants() if others is None else others
-
-
 def calibration_for(framework: str, architecture: str) -> RunCalibration:
     """The run-level constants of a framework on a GPU architecture: nested groups combined and kept within their bounds.
 

@@ -35,14 +35,14 @@ _PRECISION_NEEDS: Final = {
 """Peaks of the data sheet that a precision needs; fp32 runs everywhere."""
 
 
-def check_scenario(scenario: Scenario, schedules: Sequence[str] | None = None) -> list[Violation]:
+def check_scenario(scenario: Scenario) -> list[Violation]:
     """Every violation of the rules that span several parts, in the order of the file; empty if there is none.
 
-    `schedules` are the known schedule names; None leaves the name (and the schedule's own demands) to the lowering.
+    The schedule's name and its own demands are left to the lowering.
     """
     if large := too_large(scenario):
         return large
-    found = [*_framework(scenario), *_loss(scenario), *_plan(scenario, schedules), *rules_of_all(scenario, _model)]
+    found = [*_framework(scenario), *_loss(scenario), *_plan(scenario), *rules_of_all(scenario, _model)]
     try:
         scenario.learned  # noqa: B018  its file is read and checked
     except InputError as error:
@@ -183,7 +183,7 @@ def _precision(scenario: Scenario, hardware: HardwareProfile) -> Iterator[Violat
         yield Violation("training.precision", precision, rule, f"one of {', '.join(able)}")
 
 
-def _plan(scenario: Scenario, schedules: Sequence[str] | None) -> Iterator[Violation]:
+def _plan(scenario: Scenario) -> Iterator[Violation]:
     plan = scenario.plan
     if sorted(plan.placement.split("-")) != sorted(DIMENSIONS):
         rule = "must name each of tp, cp, ep, dp, pp once, joined by '-', fastest first"
@@ -191,18 +191,13 @@ def _plan(scenario: Scenario, schedules: Sequence[str] | None) -> Iterator[Viola
     if KINDS[scenario.training.optimizer].whole and plan.offload.optimizer:
         rule = f"{scenario.training.optimizer} multiplies whole matrices, which stay on the device"
         yield Violation("plan.offload.optimizer", True, rule, 'false, or training.optimizer = "adamw"')
-    yield from _schedule(plan, schedules)
+    yield from _schedule(plan)
     yield from _recompute(plan)
     yield from _stages(plan, layer_count(scenario.model))
     yield from encoder_rules(scenario, model_stages(plan))
 
 
-def _schedule(plan: PlanSpec, schedules: Sequence[str] | None) -> Iterator[Violation]:
-    is_file = plan.schedule.endswith(".csv")
-    if schedules is not None and plan.schedule != "auto" and not is_file and plan.schedule not in schedules:
-        hint = f"did you mean {close!r}? " if (close := closest(plan.schedule, schedules)) else ""
-        known = ", ".join(sorted(schedules))
-        yield Violation("plan.schedule", plan.schedule, "unknown schedule", f"{hint}known: {known}; or a .csv file")
+def _schedule(plan: PlanSpec) -> Iterator[Violation]:
     if plan.virtual_stages > 1:
         if plan.schedule in ONE_CHUNK_SCHEDULES:
             rule = f"schedule {plan.schedule!r} has one model chunk per pipeline rank"

@@ -7,6 +7,7 @@ from typing import Final
 
 from simpar.errors import Violation
 from simpar.specs.architecture import has_experts
+from simpar.specs.counts import resolved_dp
 from simpar.specs.framework import FrameworkSpec
 from simpar.specs.framework_words import Ability
 from simpar.specs.scenario_spec import Scenario
@@ -91,7 +92,7 @@ def _narrow_modules(scenario: Scenario, spec: FrameworkSpec) -> Iterator[Violati
 
 def _in_backward(scenario: Scenario) -> Iterator[Violation]:
     training, plan = scenario.training, scenario.plan
-    ranks = plan.dp or max(scenario.world_size // (plan.tp * plan.cp * plan.pp), 1)
+    ranks = resolved_dp(scenario)
     off = "or training.optimizer_in_backward = false"
     if plan.pp > 1:
         yield Violation("plan.pp", plan.pp, "an update in the backward allows no second micro-batch", f"1, {off}")

@@ -27,14 +27,12 @@ class Nearest:
     Attributes:
         changes: label of a control -> its value.
         state: of the page with these changes.
-        tried: layouts that were looked at.
     """
 
     changes: Mapping[str, Value]
     state: State
     step_time_s: float
     device_bytes: float
-    tried: int
 
 
 def nearest(state: State, bases: Bases) -> Nearest | None:
@@ -64,7 +62,7 @@ def nearest(state: State, bases: Bases) -> Nearest | None:
             whole = step_of(changed.scenario(bases), lowering)
             if whole.fits:
                 differs = {BY_KEY[k].label: v for k, v in changed.values.items() if v != state.values.get(k)}
-                return Nearest(differs, changed, whole.step_time_s, whole.worst_rank.device_bytes, tried)
+                return Nearest(differs, changed, whole.step_time_s, whole.worst_rank.device_bytes)
     return None
 
 

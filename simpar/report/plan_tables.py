@@ -1,4 +1,4 @@
-"""What a plan comes to as rows of text: the same on a terminal and in a page."""
+"""What a plan comes to as tables: the same on a terminal and in a page."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from simpar.planning.answer import Answer, Quantiles
 from simpar.planning.questions import PlanReport
 from simpar.planning.sensitivity import Tornado
 from simpar.planning.study import Study
+from simpar.report.tables import Table
 from simpar.units import format_seconds
 
 Row = tuple[str, ...]
@@ -25,14 +26,9 @@ HEADLINES: Final = (
     ("checkpoints", "checkpoints", "{:,.0f}"),
 )
 """(field of the answer, title, format)."""
-HEADLINE_HEADS: Final = ("", "p10", "p50", "p90")
-LEDGER_HEADS: Final = ("cause", "p10", "p50", "p90", "share of days (p50)")
 CLOSED_FORMS_TITLE: Final = "Closed forms (no shortage of spares, no slow nodes, no maintenance)"
 STORAGE_TITLE: Final = "What checkpoints ask of the storage"
-PUBLISHED_HEADS: Final = ("metric", "published", "predicted", "error", "holds", "source")
-STUDY_HEADS: Final = ("", "days", "goodput", "cost, US$", "MFU", "layout", "binds")
-TORNADO_HEADS: Final = ("assumption", "ends", "days", "cost, million US$")
-ASSUMPTION_HEADS: Final = ("number", "value", "kind", "source")
+PUBLISHED_TITLE: Final = "Published figures (never inputs)"
 
 
 def _cells(quantiles: Quantiles | None, form: str) -> tuple[str, str, str]:
@@ -46,15 +42,16 @@ def runs_title(answer: Answer) -> str:
     return f"{answer.simulation.repetitions} simulated runs, seed {answer.simulation.seed}"
 
 
-def headline_rows(answer: Answer) -> list[Row]:
+def headline_table(answer: Answer) -> Table:
     """The answer's quantities, and the days of each phase where there are several."""
     known = [(label, getattr(answer, name), form) for name, label, form in HEADLINES]
     rows: list[Row] = [(label, *_cells(quantiles, form)) for label, quantiles, form in known if quantiles is not None]
     phases = answer.phase_days.items() if len(answer.phase_days) > 1 else ()
-    return rows + [(f"  days of {phase}", *_cells(quantiles, "{:,.2f}")) for phase, quantiles in phases]
+    rows += [(f"  days of {phase}", *_cells(quantiles, "{:,.2f}")) for phase, quantiles in phases]
+    return Table(("", "p10", "p50", "p90"), rows, (1, 2, 3))
 
 
-def ledger_rows(answer: Answer) -> list[Row]:
+def ledger_table(answer: Answer) -> Table:
     """Hours lost by cause."""
     wall = answer.days.p50 * 24.0 if answer.days else 1.0
     rows: list[Row] = []
@@ -62,7 +59,7 @@ def ledger_rows(answer: Answer) -> list[Row]:
         if quantiles.p90 > 0:
             hours = Quantiles(quantiles.p10 / 3600, quantiles.p50 / 3600, quantiles.p90 / 3600)
             rows.append((cause.replace("_", " "), *_cells(hours, "{:,.2f}"), f"{hours.p50 / wall:.2%}"))
-    return rows
+    return Table(("cause", "p10", "p50", "p90", "share of days (p50)"), rows, (1, 2, 3, 4))
 
 
 def failure_rows(answer: Answer) -> list[Row]:
@@ -70,9 +67,10 @@ def failure_rows(answer: Answer) -> list[Row]:
     return [(f"failures of {name} (count)", *_cells(counts, "{:,.0f}"), "") for name, counts in answer.failures.items()]
 
 
-def closed_form_rows(answer: Answer) -> list[Row]:
+def closed_forms_table(answer: Answer) -> Table:
     """What the formulas say."""
-    return [(_TITLES.get(name, name.replace("_", " ")), _number(name, value)) for name, value in answer.closed_forms.items()]
+    rows = [(_TITLES.get(name, name.replace("_", " ")), _number(name, value)) for name, value in answer.closed_forms.items()]
+    return Table(("", ""), rows, (1,))
 
 
 _TITLES: Final = {
@@ -95,11 +93,11 @@ def _number(name: str, value: float) -> str:
     return f"{value:,.4g}"
 
 
-def storage_rows(answer: Answer) -> list[Row]:
-    """What the checkpoints ask of the storage."""
+def storage_table(answer: Answer) -> Table:
+    """What the checkpoints ask of the storage; no rows where that is not known."""
     found = answer.storage
     if not found:
-        return []
+        return Table(("", ""), ())
     rows: list[Row] = [
         ("one checkpoint, kept", f"{_bytes(found['checkpoint_bytes'])}, {_bytes(found['kept_bytes'])}"),
         ("bandwidth while one is written", f"{_bytes(found['write_bandwidth_bytes_per_s'])}/s"),
@@ -108,7 +106,7 @@ def storage_rows(answer: Answer) -> list[Row]:
     ]
     if answer.written_bytes is not None:
         rows.insert(1, ("written over the run (p50)", _bytes(answer.written_bytes.p50)))
-    return rows
+    return Table(("", ""), rows, (1,))
 
 
 def _bytes(value: float) -> str:
@@ -124,16 +122,17 @@ def plain(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:,.5g}"
 
 
-def published_rows(report: PlanReport) -> list[Row]:
+def published_table(report: PlanReport) -> Table:
     """Published figures beside the predicted ones."""
-    return [
+    rows = [
         (c.metric.replace("_", " "), plain(c.published), "" if c.predicted is None else plain(c.predicted),
          "" if c.error is None else f"{c.error:+.1%}", "yes" if c.holds else "NO", f"{c.source}. {c.note}" if c.note else c.source)
         for c in report.published
     ]  # fmt: skip
+    return Table(("metric", "published", "predicted", "error", "holds", "source"), rows, (1, 2, 3))
 
 
-def study_rows(study: Study) -> list[Row]:
+def study_table(study: Study) -> Table:
     """One per point."""
     rows: list[Row] = []
     for point in study.points:
@@ -147,10 +146,10 @@ def study_rows(study: Study) -> list[Row]:
             point.layout,
             "; ".join((*answer.binding, point.note) if point.note else answer.binding),
         ))  # fmt: skip
-    return rows
+    return Table(("", "days", "goodput", "cost, US$", "MFU", "layout", "binds"), rows, (1, 2, 3, 4))
 
 
-def tornado_rows(tornado: Tornado) -> list[Row]:
+def tornado_table(tornado: Tornado) -> Table:
     """One per assumption, widest first."""
     rows: list[Row] = []
     for swing in tornado.swings:
@@ -158,9 +157,9 @@ def tornado_rows(tornado: Tornado) -> list[Row]:
         cost = " to ".join("" if c is None else f"{c / 1e6:,.4g}" for c in swing.cost_usd)
         ends = f"x{swing.low_factor:g} to x{swing.high_factor:g}"
         rows.append((swing.name, ends, days, "" if cost == " to " else cost))
-    return rows
+    return Table(("assumption", "ends", "days", "cost, million US$"), rows, (1, 2, 3))
 
 
-def assumption_rows(answer: Answer) -> list[Row]:
+def assumption_table(answer: Answer) -> Table:
     """What the answer rests on."""
-    return [(a.name, a.value, a.kind, a.source) for a in answer.assumptions]
+    return Table(("number", "value", "kind", "source"), [(a.name, a.value, a.kind, a.source) for a in answer.assumptions])

@@ -1,24 +1,25 @@
-"""The report of `simpar validate cluster`: a table for a terminal, and a page with what was measured beside what was predicted."""
+"""`simpar validate cluster` on a terminal and as a page: what was measured beside what was predicted."""
 
 from __future__ import annotations
 
-import html
 import sys
-from collections.abc import Sequence
+from typing import Any
 
-import plotly.graph_objects as go
-from plotly.io import to_html
 from rich.console import Console
-from rich.table import Table
 
 from simpar.live.cluster_compare import DISTURBED, ClusterReport
+from simpar.report.page import Cards
+from simpar.report.palette import BLUE, GREY, ORANGE
+from simpar.report.step_figures import figure
+from simpar.report.tables import Table
 from simpar.statistics import Comparison
 
 HEADS = ("layout", "ranks", "measured", "spread", "predicted", "error", "corrected", "bubble measured", "predicted", "bytes",
          "memory error")  # fmt: skip
-_STYLE = """body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1100px; color: #1c1f23; }
-table { border-collapse: collapse; } th, td { padding: 3px 14px 3px 0; text-align: right; border-bottom: 1px solid #eee; }
-th:first-child, td:first-child { text-align: left; } .soft { color: #5b636d; }"""
+
+
+def _table(report: ClusterReport) -> Table:
+    return Table(HEADS, lines(report), tuple(range(1, len(HEADS))))
 
 
 def lines(report: ClusterReport) -> list[tuple[str, ...]]:
@@ -95,63 +96,55 @@ def summary_lines(report: ClusterReport) -> list[str]:
 
 def print_report(report: ClusterReport) -> None:
     """To the terminal."""
-    table = Table(box=None, pad_edge=False)
-    for index, head in enumerate(HEADS):
-        table.add_column(head, justify="right" if index else "left")
-    for line in lines(report):
-        table.add_row(*line)
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 140)
-    console.print(table)
+    console.print(_table(report).rich(""))
     for text in summary_lines(report):
         console.print(text)
 
 
 def cluster_page(report: ClusterReport) -> str:
-    """The page."""
-    rows = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>" for line in lines(report))
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in HEADS)
-    notes = "".join(f"<p>{html.escape(text)}</p>" for text in summary_lines(report))
-    figures = "".join(
-        to_html(figure, full_html=False, include_plotlyjs="inline" if index == 0 else False)
-        for index, figure in enumerate((_scatter(report), _idle(report)))
-    )
-    return (
-        f"<!doctype html><html lang=en><head><meta charset=utf-8><title>simpar validate cluster</title><style>{_STYLE}</style>"
-        f"</head><body><h1>Real runs against predictions</h1>{notes}<table><tr>{head}</tr>{rows}</table>{figures}</body></html>"
-    )
+    """The page as HTML text."""
+    cards = Cards("<h1>Real runs against predictions</h1>")
+    cards.tell("What they amount to", summary_lines(report))
+    cards.tabulate("Layouts, slowest first", _table(report))
+    cards.draw("Step time", _step_times(report))
+    cards.draw("Idle share of the pipeline phase", _idle(report))
+    return cards.html("simpar validate cluster")
 
 
-def _steps(report: ClusterReport) -> Sequence[Comparison]:
-    return [row for row in report.rows if row.metric == "step_time_s"]
+def _step_times(report: ClusterReport) -> dict[str, Any]:
+    """Predicted over measured, and where they would be equal."""
+    steps = [row for row in report.rows if row.metric == "step_time_s"]
+    data: list[dict[str, Any]] = []
+    for ranks in sorted({report.measured[r.id].layout.world_size for r in steps}):
+        own = [r for r in steps if report.measured[r.id].layout.world_size == ranks]
+        data.append({
+            "type": "scatter", "mode": "markers+text", "name": f"{ranks} ranks",
+            "x": [1e3 * float(r.measured) for r in own], "y": [1e3 * float(r.predicted or 0.0) for r in own],
+            "text": [r.id for r in own], "textposition": "top center",
+            "error_x": {"type": "data", "array": [1e3 * float(r.measured) * report.measured[r.id].spread for r in own]},
+        })  # fmt: skip
+    top = max([1e3 * max(float(r.measured), float(r.predicted or 0.0)) for r in steps], default=1.0) * 1.1
+    equal = {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "equal",
+        "x": [0, top],
+        "y": [0, top],
+        "line": {"dash": "dot", "color": GREY},
+    }
+    axes = {f"{axis}axis": {"title": {"text": f"{word} (ms)"}} for axis, word in (("x", "measured"), ("y", "predicted"))}
+    return figure("step-times", [*data, equal], axes, 620)
 
 
-def _scatter(report: ClusterReport) -> go.Figure:
-    figure = go.Figure()
-    rows = _steps(report)
-    for ranks in sorted({report.measured[r.id].layout.world_size for r in rows}):
-        own = [r for r in rows if report.measured[r.id].layout.world_size == ranks]
-        figure.add_scatter(
-            x=[1e3 * float(r.measured) for r in own], y=[1e3 * float(r.predicted or 0.0) for r in own], mode="markers+text",
-            text=[r.id for r in own], textposition="top center", name=f"{ranks} ranks",
-            error_x={"array": [1e3 * float(r.measured) * report.measured[r.id].spread for r in own]},
-        )  # fmt: skip
-    top = max([1e3 * max(float(r.measured), float(r.predicted or 0.0)) for r in rows], default=1.0) * 1.1
-    figure.add_scatter(x=[0, top], y=[0, top], mode="lines", name="equal", line={"dash": "dot", "color": "gray"})
-    axes = {"xaxis_title": "measured", "yaxis_title": "predicted"}
-    figure.update_layout(title="Step time, ms", height=620, template="plotly_white", **axes)
-    return figure
-
-
-def _idle(report: ClusterReport) -> go.Figure:
-    figure = go.Figure()
-    rows = [row for row in report.rows if row.metric == "bubble_fraction"]
-    labels, measured, predicted = [], [], []
-    for row in rows:
-        for stage, (m, p) in enumerate(zip(row.details["measured_per_stage"], row.details["predicted_per_stage"], strict=True)):
-            labels.append(f"{row.id} rank {stage}")
-            measured.append(100 * m)
-            predicted.append(100 * p)
-    figure.add_bar(x=labels, y=measured, name="measured")
-    figure.add_bar(x=labels, y=predicted, name="predicted")
-    figure.update_layout(title="Idle share of the pipeline phase, %", barmode="group", height=420, template="plotly_white")
-    return figure
+def _idle(report: ClusterReport) -> dict[str, Any] | None:
+    """None without a pipeline."""
+    bubbles = [row for row in report.rows if row.metric == "bubble_fraction"]
+    labels = [f"{row.id} rank {stage}" for row in bubbles for stage in range(len(row.details["measured_per_stage"]))]
+    data = [
+        {"type": "bar", "name": name, "x": labels, "marker": {"color": color},
+         "y": [100 * share for row in bubbles for share in row.details[f"{name}_per_stage"]]}
+        for name, color in (("predicted", BLUE), ("measured", ORANGE))
+    ]  # fmt: skip
+    layout = {"barmode": "group", "yaxis": {"title": {"text": "% of the phase"}}}
+    return figure("idle", data, layout, 420) if labels else None

@@ -3,20 +3,19 @@ waterfalls, and every run that has no prediction with the reason."""
 
 from __future__ import annotations
 
-import html
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from html import escape
 from typing import Any, Final
-
-import plotly.graph_objects as go
-from plotly.io import to_html
 
 from simpar.evidence.report_runs import ERROR_HEAD, METRIC_TITLES, RANKING_HEAD, error_cells, ranking_lines
 from simpar.evidence.report_tables import percent
 from simpar.evidence.runs import Report
-from simpar.output import plotly_script, write_file
 from simpar.ranking import SWEEP_KEYS
+from simpar.report.page import Cards
+from simpar.report.palette import BLUE, GREEN, GREY, ORANGE
+from simpar.report.step_figures import figure
+from simpar.report.tables import Table
 from simpar.statistics import ABSOLUTE_METRICS, LABEL_METRICS, Comparison
 
 WORST: Final = 12
@@ -35,80 +34,61 @@ UNITS: Final[dict[str, tuple[str, float]]] = {
     "step_time_s": ("step time (s)", 1.0), "peak_memory_bytes": ("peak memory (GiB)", 2.0**-30),
     "bubble_fraction": ("bubble (% of the step)", 100.0),
 }  # fmt: skip
-_STYLE: Final = (
-    "body{font:15px system-ui,sans-serif;max-width:1180px;margin:1.5em auto;padding:0 1em;color:#222}"
-    "table{border-collapse:collapse;margin:.5em 0}td,th{padding:.2em .7em;border-bottom:1px solid #ddd;text-align:right;"
-    "vertical-align:top}td.t,th.t{text-align:left;overflow-wrap:anywhere}summary{cursor:pointer;margin:.4em 0;font-weight:600}"
-    "nav a{margin-right:1em}h2{margin-top:1.6em}h3{margin-bottom:.2em}p{margin:.3em 0}"
-)
-_CONFIG: Final = {"displaylogo": False, "responsive": True, "displayModeBar": "hover"}
 
 
-def write_html(report: Report, path: Path, data: Path) -> None:
-    """The page at `path`.
-
-    Raises:
-        InputError: it cannot be written.
-    """
-    sections = [("summary", "Summary", _summary(report, data))]
+def runs_page(report: Report) -> str:
+    """The page as HTML text."""
+    cards = Cards("<h1>Measured training runs against predictions</h1>")
+    cards.add("Summary", _summary(report))
     for metric in dict.fromkeys(row.metric for row in report.rows):
         rows = [row for row in report.rows if row.metric == metric and row.predicted is not None]
         if rows and metric not in LABEL_METRICS:
-            sections.append((metric, METRIC_TITLES.get(metric, metric), _metric(report, metric, rows)))
-    sections += [
-        ("fits", "Does it fit?", _fits(report)), ("ranking", "Ranking", _rankings(report)),
-        ("worst", "Worst rows", _worst(report)),
-        ("not-expressed", "Runs that cannot be expressed", _named(report.not_expressed)),
-        ("excluded", "Rows that the data excludes", _named(report.excluded)),
-    ]  # fmt: skip
-    write_file(path, _page("Measured training runs against predictions", sections).encode(), "--html")
-
-
-def _page(title: str, sections: Sequence[tuple[str, str, str]]) -> str:
-    links = "".join(f'<a href="#{name}">{html.escape(head)}</a>' for name, head, _ in sections)
-    body = "".join(f'<h2 id="{name}">{html.escape(head)}</h2>{text}' for name, head, text in sections)
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        f"<style>{_STYLE}</style>{plotly_script()}</head>"
-        f"<body><h1>{html.escape(title)}</h1><nav>{links}</nav>{body}</body></html>"
-    )
-
-
-def _figure(figure: go.Figure) -> str:
-    return str(to_html(figure, full_html=False, include_plotlyjs=False, config=_CONFIG))
+            title = METRIC_TITLES.get(metric, metric)
+            cards.draw(title, _scatter(metric, rows))
+            cards.draw(f"{title}: errors", _histogram(metric, rows), below=_groups(report, metric))
+    cards.add("Does it fit?", _fits(report))
+    cards.add("Ranking", _rankings(report))
+    cards.add("Worst rows", f"<p>The step times furthest off, at most {WORST_OF_SOURCE} of a source.</p>")
+    for number, row in enumerate(worst_rows(report)):
+        waterfall = row.details.get("waterfall_s")
+        title, about = f"{row.id}: {_error_text(row)}", _about(row)
+        if waterfall:
+            cards.draw(title, _waterfall(f"worst-{number}", waterfall, float(row.measured)), below=about)
+        else:
+            cards.add(title, about)
+    cards.add("Runs that cannot be expressed", _named(report.not_expressed))
+    cards.add("Rows that the data excludes", _named(report.excluded))
+    return cards.html("simpar validate runs")
 
 
 def _table(head: Sequence[str], lines: Sequence[Sequence[str]], texts: int = 1) -> str:
-    """An HTML table; the first `texts` columns are words."""
-
-    def row(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(
-            f"<{tag}{' class=t' if i < texts else ''}>{html.escape(cell)}</{tag}>" for i, cell in enumerate(cells)
-        ) + "</tr>"  # fmt: skip
-
-    return f"<table>{row(head, 'th')}{''.join(row(line, 'td') for line in lines)}</table>"
+    """A table whose first `texts` columns are words."""
+    return Table(tuple(head), [tuple(line) for line in lines], tuple(range(texts, len(head)))).html()
 
 
-def _summary(report: Report, data: Path) -> str:
+def _folded(title: str, body: str, shown: bool = False) -> str:
+    return f"<details{' open' if shown else ''}><summary>{escape(title)}</summary>{body}</details>"
+
+
+def _summary(report: Report) -> str:
     without = sum(map(len, report.not_expressed.values()))
     excluded = sum(map(len, report.excluded.values()))
     text = (
-        f"<p>{html.escape(str(data))}: {report.runs} runs, {without} of which cannot be expressed; {excluded} more are excluded by "
-        f"the data. Errors are predicted / measured - 1; bubbles: difference in points. {report.seconds:.0f} s.</p>"
+        f"<p>{escape(str(report.path))}: {report.runs} runs, {without} of which cannot be expressed; {excluded} more are "
+        f"excluded by the data. Errors are predicted / measured - 1; bubbles: difference in points. {report.seconds:.0f} s.</p>"
     )
     lines = [[METRIC_TITLES.get(g.metric, g.metric), *error_cells(g.summary)]
              for g in report.groups if not g.by and g.metric not in LABEL_METRICS]  # fmt: skip
     return text + _table(["", *ERROR_HEAD], lines)
 
 
-def _metric(report: Report, metric: str, rows: Sequence[Comparison]) -> str:
-    parts = [_figure(_scatter(metric, rows)), _figure(_histogram(metric, rows))]
+def _groups(report: Report, metric: str) -> str:
     groups = [group for group in report.groups if group.metric == metric and group.by]
+    parts = []
     for key in dict.fromkeys(next(iter(group.by)) for group in groups):
         lines = [[str(group.by[key]), *error_cells(group.summary)] for group in groups if key in group.by]
-        shown = " open" if key == "source" else ""
-        title = f"by {key.replace('_', ' ')} ({len(lines)})"
-        parts.append(f"<details{shown}><summary>{title}</summary>{_table([key.replace('_', ' '), *ERROR_HEAD], lines)}</details>")
+        name = key.replace("_", " ")
+        parts.append(_folded(f"by {name} ({len(lines)})", _table([name, *ERROR_HEAD], lines), shown=key == "source"))
     return "".join(parts)
 
 
@@ -116,33 +96,36 @@ def _source(row: Comparison) -> str:
     return str(row.group.get("source") or "source not stated")
 
 
-def _short(text: str, length: int = NAME) -> str:
-    return text if len(text) <= length else text[: length - 1].rstrip() + "…"
+def _short(text: str) -> str:
+    return text if len(text) <= NAME else text[: NAME - 1].rstrip() + "…"
 
 
-def _scatter(metric: str, rows: Sequence[Comparison]) -> go.Figure:
-    figure = go.Figure()
+def _scatter(metric: str, rows: Sequence[Comparison]) -> dict[str, Any]:
     title, scale = UNITS.get(metric, (metric, 1.0))
     counts = Counter(map(_source, rows))
     first = [name for name, _ in counts.most_common(len(COLORS))] if len(counts) > len(COLORS) + 1 else list(counts)
     colors = dict(zip(first, (*COLORS, REST), strict=False))
     rest = [row for row in rows if _source(row) not in colors]
     named = [(name, [row for row in rows if _source(row) == name]) for name in first]
-    for name, part in [(f"{len(counts) - len(first)} other sources", rest)] * bool(rest) + named:
-        figure.add_scatter(
-            x=[scale * float(row.measured) for row in part], y=[scale * float(row.predicted or 0) for row in part], mode="markers",
-            name=f"{_short(name)} ({len(part)})", text=[_hover(row) for row in part], hovertemplate="%{text}<extra></extra>",
-            marker={"size": 5, "opacity": 0.7, "color": colors.get(name, REST)},
-        )  # fmt: skip
+    data: list[dict[str, Any]] = [
+        {
+            "type": "scatter", "mode": "markers", "name": f"{_short(name)} ({len(part)})",
+            "x": [scale * float(row.measured) for row in part], "y": [scale * float(row.predicted or 0) for row in part],
+            "text": [_hover(row) for row in part], "hovertemplate": "%{text}<extra></extra>",
+            "marker": {"size": 5, "opacity": 0.7, "color": colors.get(name, REST)},
+        }
+        for name, part in [(f"{len(counts) - len(first)} other sources", rest)] * bool(rest) + named
+    ]  # fmt: skip
     values = [scale * float(value or 0) for row in rows for value in (row.measured, row.predicted)]
     ends = [min(values), max(values)]
-    figure.add_scatter(x=ends, y=ends, mode="lines", name="equal", line={"color": "black", "width": 1}, hoverinfo="skip")
+    line = {"color": GREY, "width": 1}
+    data.append({"type": "scatter", "mode": "lines", "name": "equal", "x": ends, "y": ends, "line": line, "hoverinfo": "skip"})
     axis = {"type": "linear"} if metric in ABSOLUTE_METRICS else {"type": "log", "dtick": 1 if ends[1] > 30 * ends[0] else "D2"}
-    figure.update_layout(
-        xaxis={"title": f"measured {title}", **axis}, yaxis={"title": f"predicted {title}", **axis}, height=560,
-        template="plotly_white", margin={"t": 30, "r": 10}, legend={"font": {"size": 11}, "itemsizing": "constant"},
-    )  # fmt: skip
-    return figure
+    layout = {
+        **{f"{name}axis": {"title": {"text": f"{word} {title}"}, **axis} for name, word in (("x", "measured"), ("y", "predicted"))},
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "font": {"size": 11}, "itemsizing": "constant"},
+    }  # fmt: skip
+    return {**figure(f"scatter-{metric}", data, layout, 560), "zoom": True}
 
 
 def _shape(row: Comparison) -> str:
@@ -158,24 +141,22 @@ def _error_text(row: Comparison) -> str:
 
 
 def _hover(row: Comparison) -> str:
-    return f"<b>{html.escape(row.id)}</b> {_error_text(row)}<br>{html.escape(_shape(row))}<br>{html.escape(_source(row))}"
+    return f"<b>{escape(row.id)}</b> {_error_text(row)}<br>{escape(_shape(row))}<br>{escape(_source(row))}"
 
 
-def _histogram(metric: str, rows: Sequence[Comparison]) -> go.Figure:
+def _histogram(metric: str, rows: Sequence[Comparison]) -> dict[str, Any]:
     """Errors up to EDGE; those beyond stand in the outermost bars."""
     edge = EDGE / 5 if metric in ABSOLUTE_METRICS else EDGE
     width = 2 * edge / BARS
     inside = 0.999999 * edge
     errors = [min(max(100 * row.error, -inside), inside) for row in rows if row.error is not None]
-    figure = go.Figure(go.Histogram(x=errors, xbins={"start": -edge, "end": edge, "size": width}))
+    bins = {"start": -edge, "end": edge, "size": width}
     unit = "points" if metric in ABSOLUTE_METRICS else "%"
     ticks = [-edge, -edge / 2, 0.0, edge / 2, edge]
     words = [f"≤ {-edge:g}", f"{-edge / 2:g}", "0", f"{edge / 2:g}", f"≥ {edge:g}"]
-    figure.update_layout(
-        xaxis={"title": f"error ({unit})", "range": [-edge - width, edge + width], "tickvals": ticks, "ticktext": words},
-        yaxis_title="rows", height=280, template="plotly_white", margin={"t": 20}, bargap=0.05,
-    )  # fmt: skip
-    return figure
+    axis = {"title": {"text": f"error ({unit})"}, "range": [-edge - width, edge + width], "tickvals": ticks, "ticktext": words}
+    layout = {"xaxis": axis, "yaxis": {"title": {"text": "rows"}}, "bargap": 0.05}
+    return figure(f"errors-{metric}", [{"type": "histogram", "x": errors, "xbins": bins, "marker": {"color": BLUE}}], layout, 280)
 
 
 def _fits(report: Report) -> str:
@@ -192,7 +173,7 @@ def _fits(report: Report) -> str:
     return (
         f"<p>{percent(fits.accuracy)} of {fits.rows} labelled runs told right.</p>"
         + _table(["measured", "called fitting", "called out of memory"], lines)
-        + (f"<details><summary>told wrong ({len(wrong)})</summary>{told}</details>" if wrong else "")
+        + (_folded(f"told wrong ({len(wrong)})", told) if wrong else "")
     )
 
 
@@ -215,7 +196,7 @@ def _rankings(report: Report) -> str:
         f"<p>{summary.sweeps} sweeps: mean Kendall tau {tau}, mean regret of the predicted best "
         f"{percent(summary.mean_regret_1)}, of the best among the predicted five {percent(summary.mean_regret_5)}.</p>"
         + _table(RANKING_HEAD, ranking_lines(report.sweeps))
-        + f"<details><summary>every sweep ({summary.sweeps})</summary>{_table(head, lines, texts=2)}</details>"
+        + _folded(f"every sweep ({summary.sweeps})", _table(head, lines, texts=2))
     )
 
 
@@ -236,34 +217,28 @@ def worst_rows(report: Report) -> list[Comparison]:
     return found[:WORST]
 
 
-def _worst(report: Report) -> str:
-    parts = [f"<p>The step times furthest off, at most {WORST_OF_SOURCE} of a source.</p>"]
-    for row in worst_rows(report):
-        parts.append(f"<h3>{html.escape(row.id)}: {_error_text(row)}</h3>")
-        parts.append(f"<p>{html.escape(_shape(row))}<br>{html.escape(_source(row))}</p>")
-        parts.append(f"<p>measured {row.measured:.4g} s, predicted {row.predicted:.4g} s</p>")
-        if assumed := row.details.get("assumptions"):
-            parts.append(f"<p>assumed: {html.escape('; '.join(assumed))}</p>")
-        if waterfall := row.details.get("waterfall_s"):
-            parts.append(_figure(_waterfall(waterfall, float(row.measured))))
-    return "".join(parts)
+def _about(row: Comparison) -> str:
+    texts = [_shape(row), _source(row), f"measured {row.measured:.4g} s, predicted {row.predicted:.4g} s"]
+    if assumed := row.details.get("assumptions"):
+        texts.append(f"assumed: {'; '.join(assumed)}")
+    return "".join(f"<p>{escape(text)}</p>" for text in texts)
 
 
-def _waterfall(parts: Mapping[str, Any], measured: float) -> go.Figure:
+def _waterfall(name: str, parts: Mapping[str, Any], measured: float) -> dict[str, Any]:
+    """What the predicted step consists of, and what is missing to the measured one."""
     values = [float(seconds) for seconds in parts.values()]
     gap = measured - sum(values)
+    steps = [*parts, "predicted", "gap", "measured"]
     amounts = [*values, sum(values), gap, measured]
-    figure = go.Figure(
-        go.Waterfall(
-            orientation="h", y=[*parts, "predicted", "gap", "measured"], x=[*values, 0.0, gap, 0.0],
-            measure=["relative"] * len(values) + ["total", "relative", "total"],
-            text=[f"{amount:+.3g}" if name == "gap" else f"{amount:.3g}"
-                  for name, amount in zip([*parts, "predicted", "gap", "measured"], amounts, strict=True)],
-            textposition="outside", cliponaxis=False,
-        )
-    )  # fmt: skip
-    figure.update_layout(
-        xaxis_title="seconds", height=90 + 24 * (len(values) + 3), template="plotly_white", showlegend=False,
-        yaxis={"autorange": "reversed", "automargin": True}, margin={"t": 10, "r": 60},
-    )  # fmt: skip
-    return figure
+    trace = {
+        "type": "waterfall", "orientation": "h", "y": steps, "x": [*values, 0.0, gap, 0.0],
+        "measure": ["relative"] * len(values) + ["total", "relative", "total"],
+        "text": [f"{amount:+.3g}" if step == "gap" else f"{amount:.3g}" for step, amount in zip(steps, amounts, strict=True)],
+        "textposition": "outside", "cliponaxis": False, "totals": {"marker": {"color": GREY}},
+        "increasing": {"marker": {"color": ORANGE}}, "decreasing": {"marker": {"color": GREEN}},
+    }  # fmt: skip
+    layout = {
+        "xaxis": {"title": {"text": "seconds"}}, "yaxis": {"autorange": "reversed"}, "showlegend": False,
+        "margin": {"l": 64, "r": 60, "t": 10, "b": 48},
+    }  # fmt: skip
+    return figure(name, [trace], layout, 90 + 24 * len(steps))
