@@ -83,12 +83,12 @@ class _Order:
         for at, begin, end in zip(*(each.tolist() for each in (place[more] - 1, ptr[more] + 2, ptr[more + 1])), strict=True):
             others[at] = tuple(every[begin:end])
         # One number tells kinds apart: rows of arrays are slow to compare.
-        columns = tuple(column[order] + 1 for column in (program.price, compute, stream, program.role))
+        columns = [column[order] + 1 for column in (program.price, compute, stream, program.role)]
         sizes = [int(column.max(initial=0)) + 1 for column in columns]
-        codes, kind = np.unique(np.ravel_multi_index(columns, sizes), return_inverse=True)
+        codes, kind = np.unique(np.ravel_multi_index(tuple(columns), sizes), return_inverse=True)
         kinds = list(zip(*((column - 1).tolist() for column in np.unravel_index(codes, sizes)), strict=True))
         sinks = place[np.diff(program.successors[0]) == 0].tolist()
-        return cls(order, *two.tolist(), others, kind.tolist(), kinds, sinks)
+        return cls(order, two[0].tolist(), two[1].tolist(), others, kind.tolist(), kinds, sinks)
 
     def loud(self, interference: FloatArray) -> list[tuple[int, int] | None]:
         """Of each kind, whose compute it runs beside, and its stream, where something on that stream slows compute.
@@ -96,8 +96,8 @@ class _Order:
         Args:
             interference: float array [candidates, prices].
         """
-        slows = (interference > 0.0).any(axis=0).tolist()
-        streams = {stream for key, _, stream, _ in self.kinds if slows[key]}
+        slows = set(np.flatnonzero((interference > 0.0).any(axis=0)).tolist())
+        streams = {stream for key, _, stream, _ in self.kinds if key in slows}
         return [(role, stream) if stream >= 0 and stream in streams else None for _, _, stream, role in self.kinds]
 
 
