@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 from typing import TypeVar
@@ -24,7 +24,7 @@ from simpar.program.program import FloatArray, IntArray, PriceTable, Program, St
 from simpar.program.shared import program_key, with_ranks
 from simpar.program.waits import optimizer_waits
 from simpar.result.accounting import account
-from simpar.result.allocations import Replays, passes_of
+from simpar.result.allocations import Known, Replays, passes_of
 from simpar.result.memory import memory_over_time
 from simpar.result.requests import Pass
 from simpar.result.result import Result
@@ -83,6 +83,7 @@ class Evaluation:
         self._columns: dict[object, Columns] = {}
         self._swept: dict[int, Swept] = {}
         self._needs: dict[object, float] = {}
+        self._peaks: dict[Choice, Known] = {}
         self.swept = 0
         self._numbers: dict[object, int] = {}
         self._prices: dict[tuple[int, int], tuple[float, int]] = {}
@@ -323,11 +324,7 @@ class Evaluation:
         """
         if allocated is None:
             return None
-        # Neither where ranks sit nor what hides traffic moves a request: passes are cut elsewhere, their blocks follow as before.
-        group, variant = replace(choice.group, placement=""), replace(choice.variant, overlap_tp=False)
-        state = replace(choice.state, overlap_grad_reduce=None, overlap_param_gather=None)
-        outside = self.pricing.outside_bytes(choice.group)
-        key = (replace(choice, group=group, variant=variant, state=state), allocated.tobytes(), outside)
+        key = (choice.requested, allocated.tobytes(), self.pricing.outside_bytes(choice.group))
         found = self._needs[key] = self._needs.get(key) or self._device_bytes(choice, allocated)
         return found
 
@@ -374,7 +371,8 @@ class Evaluation:
         if choice not in self._in_full:
             (step, table), layout = self.prices(choice), self.pricing.layout(choice)
             ran = timeline(step.program, table)
-            ranks = memory_over_time(layout, step.program, ran, step.held, {rank: rank for rank in step.held})
+            known = self._peaks.setdefault(choice.requested, {})
+            ranks = memory_over_time(layout, step.program, ran, step.held, {rank: rank for rank in step.held}, known)
             least = max(r.allocated_bytes + sum(amount for _, amount in r.outside) for r in ranks)
             if not allows(least):
                 return inf, least, 0.0
