@@ -22,12 +22,12 @@ import numpy as np
 from docs_table import write_between
 
 from simpar.evidence.predicted import predict_at
-from simpar.evidence.run_files import stored_runs
 from simpar.evidence.run_rows import run_of
 from simpar.site.fit_prior import Sites, collect, draw, fit_prior, left_out
 from simpar.site.learned import shipped_prior
 from simpar.site.observed import evidence_of
 from simpar.site.posterior import FACTORS, Evidence, FloatArray, Prior, learn
+from simpar.specs.base import stored_runs
 from simpar.specs.calibration import SITE_FACTORS
 from simpar.specs.kinds import interpolated
 from simpar.specs.site import Site

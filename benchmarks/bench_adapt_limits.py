@@ -27,12 +27,12 @@ import numpy as np
 from docs_table import write_between
 from scipy.special import erf
 
-from simpar.evidence.run_files import stored_runs
 from simpar.evidence.run_rows import run_of
 from simpar.site.fit_prior import Sites, collect, draw, left_out
 from simpar.site.learned import shipped_prior
 from simpar.site.observed import evidence_of
 from simpar.site.posterior import FACTORS, GRID, STRETCH, TENTH, FloatArray, Prior
+from simpar.specs.base import stored_runs
 from simpar.specs.counts import resolved_dp
 from simpar.specs.kinds import Reach, correlation
 from simpar.specs.scenario import Scenario

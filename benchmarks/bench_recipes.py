@@ -22,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 
 from simpar.errors import InputError
-from simpar.evidence.run_files import stored_run, stored_runs
+from simpar.evidence.run_files import stored_run
 from simpar.evidence.run_type import Run
 from simpar.searching.abilities import limit_of
 from simpar.searching.answer import answer
@@ -31,6 +31,7 @@ from simpar.searching.designs import design_key, design_name
 from simpar.searching.find import find
 from simpar.searching.parts import Wish
 from simpar.searching.request import choice_of, make_space
+from simpar.specs.base import stored_runs
 from simpar.step import simulate
 
 VENDORS: Final = ("nvidia_dgx_cloud", "nvidia_megatron_bridge", "nvidia_nemo")

@@ -29,11 +29,11 @@ from zlib import crc32
 
 import numpy as np
 
-from simpar.evidence.run_files import stored_runs
 from simpar.evidence.runs import Report, matches, validate_runs
 from simpar.program.program import FloatArray
 from simpar.ranking import LAYOUT_KEYS, SWEEP_KEYS, rank_sweeps
 from simpar.searching.decision import TOLD, Rival, decide
+from simpar.specs.base import stored_runs
 from simpar.statistics import Comparison
 
 MEAN, WORST = 0.02, 0.10

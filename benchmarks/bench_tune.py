@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 from docs_table import write_between
 
-from simpar.evidence.run_files import stored_runs
 from simpar.evidence.run_rows import columns_of, read_rows, run_of
 from simpar.evidence.run_workers import Bar, in_workers
 from simpar.site.learned import shipped_prior
 from simpar.site.observed import Observed, observe
 from simpar.site.trials import Candidate, Outcome, believe, next_trial
+from simpar.specs.base import stored_runs
 
 SAME = ("source", "model_name", "gpu", "n_gpus", "global_batch", "seq_len", "precision", "framework", "n_params_b", "task")
 AXES = ("tp", "sp", "pp", "vpp", "cp", "ep", "micro_batch", "recompute", "zero_stage", "pp_schedule", "fsdp")

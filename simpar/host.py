@@ -5,6 +5,7 @@ Standard library only, for machines that have torch and nothing else.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import multiprocessing
 import os
@@ -12,7 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from typing import NoReturn
 
@@ -98,6 +99,15 @@ def busy_s() -> float:
         return 0.0
     # Interrupts are nobody's: most are those of the ranks' own messages.
     return (sum(fields) - sum(fields[3:7])) / os.sysconf("SC_CLK_TCK")
+
+
+def end(code: int) -> NoReturn:
+    """End this process as Python does, but without freeing what it holds object by object: after a search a tenth of its time."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # closed, or there is none
+            stream.flush()
+    os._exit(code)
 
 
 def leave(code: int) -> NoReturn:

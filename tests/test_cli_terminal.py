@@ -63,6 +63,21 @@ def test_closed_outputs() -> None:
         assert b"bug" not in found.stderr
 
 
+@pytest.mark.parametrize(("arguments", "code"), [(["--version"], 0), (["models", "show", "nothing"], 2)], ids=str)
+def test_a_command_ends_without_freeing_what_it_holds(arguments: list[str], code: int) -> None:
+    """After a search that takes a tenth of its time. What was to be done at the end is done, what was printed is out."""
+    program = (
+        "import atexit\nfrom simpar.cli import main\n"
+        "class Held:\n    def __del__(self):\n        print('freed', flush=True)\n"
+        "held = Held()\natexit.register(print, 'end')\nmain()"
+    )
+    found = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=120)
+    assert found.returncode == code
+    assert found.stdout.splitlines()[-1] == "end"
+    assert "freed" not in found.stdout
+    assert bool(found.stderr) == bool(code)
+
+
 def test_a_home_that_cannot_be_written(tmp_path: Path) -> None:
     found = ran(SMALL, HOME="/proc/nothing", XDG_CACHE_HOME="/proc/nothing", TMPDIR="/proc/nothing")
     assert found.returncode == 0, found.stderr

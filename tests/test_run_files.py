@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from simpar.evidence.priors import priors, shares
-from simpar.evidence.run_files import as_stored, stored_runs
+from simpar.evidence.run_files import as_stored
 from simpar.evidence.run_rows import read_rows, run_of
 from simpar.evidence.runs import validate_runs
+from simpar.specs.base import stored_runs
 from simpar.specs.open_values import PRIORS, is_open
 
 TOOL = Path(__file__).resolve().parents[1] / "validation" / "tools" / "store_runs.py"

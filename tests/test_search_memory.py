@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from search_random import CASES, random_choice, space_of
 
+from simpar.result.allocations import Known, Replays
+from simpar.result.requests import rank_events
 from simpar.schedules import build_schedule
 from simpar.searching.branch import Branch
 from simpar.searching.choice import Choice
@@ -58,21 +60,54 @@ def test_memory_is_that_of_the_simulation(name: str) -> None:
 def test_what_a_rank_reserves_does_not_depend_on_what_hides_traffic(name: str) -> None:
     """`Evaluation.device_bytes` is remembered without these switches."""
     branch = branch_of(name)
-
-    def blind(choice: Choice) -> Choice:
-        state = replace(choice.state, overlap_grad_reduce=None, overlap_param_gather=None)
-        return replace(choice, variant=replace(choice.variant, overlap_tp=False), state=state)
-
     for choice in layouts(branch, 3, 29):
         of_mesh = product(branch.space.variants(choice.group), branch.space.states(choice.group))
         every = [replace(choice, variant=variant, state=state) for variant, state in of_mesh]
         found = {}
-        for other in (each for each in every if blind(each) == blind(choice)):
+        for other in (each for each in every if each.requested == choice.requested):
             allocated = branch.design_bounds.allocated(other)
             assert allocated is not None
+            branch.evaluation._peaks.clear()  # each is replayed by itself
             found[other] = branch.evaluation._device_bytes(other, allocated)
         assert choice in found
         assert max(found.values()) == pytest.approx(min(found.values()), rel=1e-12), [str(other) for other in found]
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_ranks_that_run_the_same_ask_for_the_same(name: str) -> None:
+    """`Choice.requested`: neither the share that goes to the host, nor where ranks sit, nor what hides traffic moves a request."""
+    branch, seen = branch_of(name), 0
+    for choice in layouts(branch, 3, 31):
+        step = branch.evaluation.step(choice)
+        groups = [g for g in branch.space.groups if replace(g, placement="") == choice.requested.group]
+        passes = [(phase, s, 0, 1) for s in step.held[0] for phase in "FBFB"]
+        others = product(groups, branch.space.variants(choice.group), branch.space.states(choice.group), (0.0, 0.5, 1.0))
+        every = [
+            replace(choice, group=g, variant=v, state=s, offload=replace(choice.offload, activations=x)) for g, v, s, x in others
+        ]
+        alike = [each for each in every if each.requested == choice.requested]
+        expected = rank_events(branch.pricing.layout(choice), step.held[0], passes)
+        for other in alike:
+            assert rank_events(branch.pricing.layout(other), step.held[0], passes) == expected, str(other)
+        seen += len(alike)
+    assert seen >= 9
+
+
+def test_what_is_known_of_the_allocator_is_of_the_same_passes_and_room() -> None:
+    branch = branch_of("dense")
+    choice = next(each for each in layouts(branch, 20, 3) if branch.evaluation.microbatches(each) > 1)
+    layout, held = branch.pricing.layout(choice), branch.evaluation.step(choice).held
+    blocks = len(layout.stage_blocks[held[0][0]])
+    forward, backward = (("F", held[0][0], 0, blocks), ("B", held[0][0], 0, blocks))
+    known: Known = {}
+    found = []
+    for passes in ([forward, backward] * 2, [forward, forward, backward, backward]):
+        shared, alone = (Replays(layout, held, lambda _, own=passes: own, each) for each in (known, None))  # type: ignore[misc]
+        for room in (None, 1.01, None):
+            assert shared.peak(0, room) == alone.peak(0, room)
+        found.append(shared.peak(0))
+    assert found[0].allocated_bytes < found[1].allocated_bytes
+    assert len(known) == 4
 
 
 @pytest.mark.parametrize("name", sorted(CASES))

@@ -15,10 +15,10 @@ from simpar.costs.stage_times import stage_times
 from simpar.evidence.predicted import bubble_of_equal_stages, predict
 from simpar.evidence.row_model import model_of
 from simpar.evidence.row_plan import plan_of
-from simpar.evidence.run_files import stored_runs
 from simpar.evidence.run_rows import run_of
 from simpar.parallel.layout import Layout
 from simpar.result.result import Result
+from simpar.specs.base import stored_runs
 from simpar.specs.framework import framework
 from simpar.specs.scenario import Scenario, make_scenario
 from simpar.step import cost_models, prepare, schedule_of, simulate

@@ -9,9 +9,9 @@ from functools import lru_cache
 from typing import Any
 
 from simpar.errors import SimparError
-from simpar.evidence.run_files import stored_runs
 from simpar.searching.choice import recompute_text
 from simpar.searching.designs import family, recompute_kind
+from simpar.specs.base import stored_runs
 from simpar.specs.framework import family_of
 from simpar.specs.hardware import load_hardware
 from simpar.specs.plan import PlanSpec

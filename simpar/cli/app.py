@@ -105,7 +105,23 @@ for _app, _name, _panel, _example in (
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point: user errors become one message on stderr and exit code 2, a bug exit code 3 with its traceback."""
+    """Entry point: user errors become one message on stderr and exit code 2, a bug exit code 3 with its traceback.
+
+    Args:
+        arguments: none = those of this process, which then ends here.
+    """
+    from simpar.host import end, rarely_collected
+
+    with rarely_collected():
+        try:
+            _main(arguments)
+        except SystemExit as stop:
+            if arguments is None:
+                end(stop.code if isinstance(stop.code, int) else 0)
+            raise
+
+
+def _main(arguments: list[str] | None) -> None:
     from simpar.errors import SimparError
 
     terminal.prepare()

@@ -47,7 +47,7 @@ def longest_path(
     if program.num_ops > _WIDE_LEVEL * len(levels):
         sweep = Sweep.of(program)
         finish = sweep.in_op_order(sweep.finish(lambda ops: seconds[ops, None], 1))[:, 0]
-        return Timeline(program, _start(program, finish), finish)
+        return Timeline(program, start_of(program, finish), finish)
     return _sweep_in_python(program, seconds)
 
 
@@ -171,8 +171,8 @@ class Sweep:
         return by_op
 
 
-def _start(program: Program, finish: FloatArray) -> FloatArray:
-    """Start of each op: the latest finish among its predecessors."""
+def start_of(program: Program, finish: FloatArray) -> FloatArray:
+    """Start of each op, float array [ops]: the latest finish among its predecessors."""
     ptr, ops = program.predecessors
     start = np.zeros(program.num_ops)
     waits = np.flatnonzero(np.diff(ptr) > 0)

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from simpar.engine.longest_path import start_of
 from simpar.engine.timeline import Timeline
 from simpar.errors import InternalError
-from simpar.program.program import FloatArray, PriceTable, Program
+from simpar.program.program import FloatArray, IntArray, PriceTable, Program
 
 Queue = list[tuple[FloatArray, FloatArray]]
 """What a stream runs, one after the other: ends and how much each slows compute, float arrays [candidates]."""
@@ -31,18 +32,22 @@ class _Order:
     """A folded program as plain lists: faster than arrays for programs that are deep and narrow.
 
     Attributes:
-        steps: topological, communication before the compute ops that it may slow. Of each op: its number; two of the ops that it
-            waits for (dependencies and the op before it on each of its streams), the number past the last op for none; the rest of
-            those; index into the program's price keys; role whose compute stream it holds, -1 for none; what it runs on beside
-            compute of its role, -1 for nothing (what joins two roles has no compute beside it); whose it is.
-        beside: of each price key, the streams of its ops that may slow compute.
-        role: of each op by its number.
-        sinks: ops that nothing waits for.
+        ops: their numbers in topological order, communication before the compute ops that it may slow, int array. The *place* of
+            an op is its position there, counted from 1; place 0 is what is not there and has ended at the start.
+        first, second: of each, the places of two ops that it waits for (dependencies and the op before it on each of its streams);
+            others: of the rest.
+        kind: of each, index into `kinds`.
+        kinds: index into the program's price keys; role whose compute stream is held, -1 for none; the stream beside compute of its
+            role, -1 for none (what joins two roles has no compute beside it); the op's role.
+        sinks: places of what nothing waits for.
     """
 
-    steps: list[tuple[int, int, int, list[int], int, int, int, int]]
-    beside: list[set[int]]
-    role: list[int]
+    ops: IntArray
+    first: list[int]
+    second: list[int]
+    others: list[tuple[int, ...]]
+    kind: list[int]
+    kinds: list[tuple[int, int, int, int]]
     sinks: list[int]
 
     @classmethod
@@ -66,33 +71,45 @@ class _Order:
         if len(own):
             alone = (held == 1) & (compute < 0)
             stream = np.where(alone, own[np.minimum(own_ptr[:-1], len(own) - 1)], -1)
-        waits, two = np.diff(ptr), np.full((2, ops), ops)
+        order = _sorted(program, compute)
+        place = np.empty(ops, dtype=np.int64)
+        place[order] = np.arange(1, ops + 1)
+        count, before, two = np.diff(ptr), place[sources], np.zeros((2, ops), dtype=np.int64)
         for row in range(2):
-            some = np.flatnonzero(waits > row)
-            two[row, some] = sources[ptr[some] + row]
-        rest: list[list[int]] = [[]] * ops
-        ends, every = ptr.tolist(), sources.tolist()
-        for op in np.flatnonzero(waits > 2).tolist():
-            rest[op] = every[ends[op] + 2 : ends[op + 1]]
-        order = np.array(_sorted(program, compute.tolist()), dtype=np.int64)
-        columns = [each[order].tolist() for each in (*two, program.price, compute, stream, program.role)]
-        steps = list(zip(order.tolist(), *columns[:2], [rest[op] for op in order.tolist()], *columns[2:], strict=True))
-        beside: list[set[int]] = [set() for _ in program.price_keys]
-        for key, own_stream in set(zip(columns[2], columns[4], strict=True)):
-            if own_stream >= 0:
-                beside[key].add(own_stream)
-        role = program.role.tolist()
-        return cls(steps, beside, role, np.flatnonzero(np.diff(program.successors[0]) == 0).tolist())
+            some = np.flatnonzero(count > row)
+            two[row, place[some] - 1] = before[ptr[some] + row]
+        others: list[tuple[int, ...]] = [()] * ops
+        more, every = np.flatnonzero(count > 2), before.tolist()
+        for at, begin, end in zip(*(each.tolist() for each in (place[more] - 1, ptr[more] + 2, ptr[more + 1])), strict=True):
+            others[at] = tuple(every[begin:end])
+        # One number tells kinds apart: rows of arrays are slow to compare.
+        columns = [column[order] + 1 for column in (program.price, compute, stream, program.role)]
+        sizes = [int(column.max(initial=0)) + 1 for column in columns]
+        codes, kind = np.unique(np.ravel_multi_index(tuple(columns), sizes), return_inverse=True)
+        kinds = list(zip(*((column - 1).tolist() for column in np.unravel_index(codes, sizes)), strict=True))
+        sinks = place[np.diff(program.successors[0]) == 0].tolist()
+        return cls(order, two[0].tolist(), two[1].tolist(), others, kind.tolist(), kinds, sinks)
+
+    def loud(self, interference: FloatArray) -> list[tuple[int, int] | None]:
+        """Of each kind, whose compute it runs beside, and its stream, where something on that stream slows compute.
+
+        Args:
+            interference: float array [candidates, prices].
+        """
+        slows = set(np.flatnonzero((interference > 0.0).any(axis=0)).tolist())
+        streams = {stream for key, _, stream, _ in self.kinds if key in slows}
+        return [(role, stream) if stream >= 0 and stream in streams else None for _, _, stream, role in self.kinds]
 
 
-def _sorted(program: Program, compute: list[int]) -> list[int]:
+def _sorted(program: Program, compute: IntArray) -> IntArray:
     waiting: list[int] = np.diff(program.predecessors[0]).tolist()
     ptr, successors = (each.tolist() for each in program.successors)
+    works = (compute >= 0).tolist()
     talk: deque[int] = deque()
     work: deque[int] = deque()
     for op, count in enumerate(waiting):
         if not count:
-            (work if compute[op] >= 0 else talk).append(op)
+            (work if works[op] else talk).append(op)
     found = []
     while talk or work:
         op = talk.popleft() if talk else work.popleft()
@@ -100,10 +117,10 @@ def _sorted(program: Program, compute: list[int]) -> list[int]:
         for successor in successors[ptr[op] : ptr[op + 1]]:
             waiting[successor] -= 1
             if not waiting[successor]:
-                (work if compute[successor] >= 0 else talk).append(successor)
+                (work if works[successor] else talk).append(successor)
     if len(found) < program.num_ops:
         program.check()
-    return found
+    return np.array(found, dtype=np.int64)
 
 
 def makespans(program: Program, seconds: FloatArray, interference: FloatArray, *, waits: bool = True) -> FloatArray:
@@ -121,17 +138,14 @@ def makespans(program: Program, seconds: FloatArray, interference: FloatArray, *
     if seconds.shape != interference.shape or seconds.shape[1:] != (len(program.price_keys),):
         raise InternalError(f"{program.name} has {len(program.price_keys)} prices, the batch {seconds.shape}")
     graph = _Order.of(program)
-    streams = _loud_streams(graph, interference)
-    if len(seconds) <= _FEW:
-        pairs = zip(seconds.tolist(), interference.tolist(), strict=True)
-        return np.array([_one(graph, each, factors, streams, waits=waits) for each, factors in pairs])
-    return _many(graph, seconds, interference, streams, waits=waits)
-
-
-def _loud_streams(graph: _Order, interference: FloatArray) -> frozenset[int]:
-    """Streams on which something slows compute."""
-    loud = np.flatnonzero((interference > 0.0).any(axis=0)).tolist()
-    return frozenset().union(*(graph.beside[key] for key in loud))
+    loud = graph.loud(interference)
+    if len(seconds) > _FEW:
+        return _many(graph, seconds, interference, loud, waits=waits)
+    found = []
+    for each, factors in zip(seconds.tolist(), interference.tolist(), strict=True):
+        finish = _sweep(graph, each, factors, loud)
+        found.append(max(finish) if waits else _longest_rank(_timeline(program, graph, finish)))
+    return np.array(found)
 
 
 def timeline(program: Program, prices: PriceTable) -> Timeline:
@@ -140,51 +154,55 @@ def timeline(program: Program, prices: PriceTable) -> Timeline:
     Raises:
         DeadlockError: the program has a cycle.
     """
-    graph, streams = _Order.of(program), _loud_streams(_Order.of(program), prices.interference[None])
-    begin, finish = _sweep(graph, prices.seconds.tolist(), prices.interference.tolist(), streams)
-    return Timeline(program, np.array(begin), np.array(finish))
+    graph = _Order.of(program)
+    finish = _sweep(graph, prices.seconds.tolist(), prices.interference.tolist(), graph.loud(prices.interference[None]))
+    return _timeline(program, graph, finish)
 
 
-def _one(graph: _Order, seconds: list[float], factors: list[float], streams: frozenset[int], *, waits: bool) -> float:
-    begin, finish = _sweep(graph, seconds, factors, streams)
-    if waits:
-        return max(finish, default=0.0)
-    first: dict[int, float] = {}
-    last: dict[int, float] = {}
-    for role, start, end in zip(graph.role, begin, finish, strict=True):
-        first[role], last[role] = min(first.get(role, start), start), max(last.get(role, end), end)
-    return max((last[role] - first[role] for role in first), default=0.0)
+def _timeline(program: Program, graph: _Order, finish: list[float]) -> Timeline:
+    by_op = np.empty(program.num_ops)
+    by_op[graph.ops] = finish[1:]
+    return Timeline(program, start_of(program, by_op), by_op)
 
 
-def _sweep(graph: _Order, seconds: list[float], factors: list[float], streams: frozenset[int]) -> tuple[list[float], list[float]]:
-    """Start and finish of every op."""
-    begin = [0.0] * len(graph.steps)
-    # What is not there has ended at the start.
-    finish = [*begin, 0.0]
+def _longest_rank(ran: Timeline) -> float:
+    roles = ran.program.role - ran.program.role.min(initial=0)
+    first, last = np.full(int(roles.max(initial=-1)) + 1, np.inf), np.zeros(int(roles.max(initial=-1)) + 1)
+    np.minimum.at(first, roles, ran.start)
+    np.maximum.at(last, roles, ran.finish)
+    return float((last - first)[np.isfinite(first)].max(initial=0.0))
+
+
+def _sweep(graph: _Order, seconds: list[float], factors: list[float], loud: list[tuple[int, int] | None]) -> list[float]:
+    """Finish of every op by its place."""
+    durations = [seconds[key] for key, *_ in graph.kinds]
+    computes = [role if factors[key] <= 0.0 else -1 for key, role, *_ in graph.kinds]
+    finish = [0.0]
+    put = finish.append
     busy: dict[int, dict[int, list[tuple[float, float]]]] = {}
-    for op, first, second, others, key, role, stream, own in graph.steps:
+    for first, second, others, kind in zip(graph.first, graph.second, graph.others, graph.kind, strict=True):
         start = finish[first]
         if (end := finish[second]) > start:
             start = end
         for other in others:
             if (end := finish[other]) > start:
                 start = end
-        begin[op] = start
-        if role in busy and factors[key] <= 0.0:
-            finish[op] = _follow(start, seconds[key], busy[role])
+        if busy and (role := computes[kind]) in busy:
+            put(_follow(start, durations[kind], busy[role]))
             if not busy[role]:
                 del busy[role]
             continue
-        end = finish[op] = start + seconds[key]
-        if stream in streams:
-            queue = busy.setdefault(own, {}).setdefault(stream, [])
-            if queue and queue[-1][1] == factors[key]:
+        end = start + durations[kind]
+        put(end)
+        if (lane := loud[kind]) is not None:
+            queue = busy.setdefault(lane[0], {}).setdefault(lane[1], [])
+            level = factors[graph.kinds[kind][0]]
+            if queue and queue[-1][1] == level:
                 # One stretch: a stream that is busy when compute starts has no gap from then on.
-                queue[-1] = (end, factors[key])
+                queue[-1] = (end, level)
             else:
-                queue.append((end, factors[key]))
-    del finish[-1]
-    return begin, finish
+                queue.append((end, level))
+    return finish
 
 
 def _follow(start: float, work: float, streams: dict[int, list[tuple[float, float]]]) -> float:
@@ -235,36 +253,40 @@ def _follow_one(start: float, work: float, queue: list[tuple[float, float]]) -> 
     return now + work
 
 
-def _many(graph: _Order, seconds: FloatArray, factors: FloatArray, streams: frozenset[int], *, waits: bool) -> FloatArray:
+def _many(
+    graph: _Order, seconds: FloatArray, factors: FloatArray, loud: list[tuple[int, int] | None], *, waits: bool
+) -> FloatArray:
     durations, levels = np.ascontiguousarray(seconds.T), np.ascontiguousarray(factors.T)
-    loud = [bool(row.any()) for row in levels > 0.0]
+    slows = [bool(row.any()) for row in levels > 0.0]
     quiet = np.zeros(len(seconds))
-    begin: list[FloatArray] = [quiet] * len(graph.steps)
-    finish = [*begin, quiet]
+    begin, finish = list[FloatArray](), [quiet]
     busy: dict[int, dict[int, Queue]] = {}
     maximum = np.maximum
-    for op, before, second, others, key, role, stream, own in graph.steps:
+    for before, second, others, kind in zip(graph.first, graph.second, graph.others, graph.kind, strict=True):
+        key, role, _, _ = graph.kinds[kind]
         start = finish[before]
-        for other in (second, *others) if second < len(begin) else ():
+        for other in (second, *others) if second else ():
             start = maximum(start, finish[other])
-        begin[op] = start
-        if role in busy and not loud[key]:
-            finish[op] = _slowed(start, durations[key], busy[role])
+        begin.append(start)
+        if role in busy and not slows[key]:
+            finish.append(_slowed(start, durations[key], busy[role]))
             if not busy[role]:
                 del busy[role]
             continue
-        end = finish[op] = start + durations[key]
-        if stream in streams:
-            queue = busy.setdefault(own, {}).setdefault(stream, [])
+        end = start + durations[key]
+        finish.append(end)
+        if (lane := loud[kind]) is not None:
+            queue = busy.setdefault(lane[0], {}).setdefault(lane[1], [])
             if queue and (queue[-1][1] is levels[key] or (queue[-1][1] == levels[key]).all()):
                 queue[-1] = (end, queue[-1][1])
             else:
                 queue.append((end, levels[key]))
     if waits:
-        return np.asarray(np.maximum.reduce([finish[op] for op in graph.sinks])) if graph.sinks else quiet
+        return np.asarray(np.maximum.reduce([finish[place] for place in graph.sinks])) if graph.sinks else quiet
     first: dict[int, FloatArray] = {}
     last: dict[int, FloatArray] = {}
-    for role, start, end in zip(graph.role, begin, finish[:-1], strict=True):
+    for kind, start, end in zip(graph.kind, begin, finish[1:], strict=True):
+        role = graph.kinds[kind][3]
         first[role], last[role] = np.minimum(first.get(role, start), start), maximum(last.get(role, end), end)
     return np.asarray(np.maximum.reduce([last[role] - first[role] for role in first]))
 

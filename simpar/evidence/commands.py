@@ -13,10 +13,9 @@ from simpar.evidence.collectives import validate_collectives
 from simpar.evidence.predicted import AtSite, predict
 from simpar.evidence.report_collectives import print_report as print_collectives
 from simpar.evidence.results_md import check_bounds, print_cases, write_results
-from simpar.evidence.run_files import stored_runs
 from simpar.evidence.runs import Report, validate_runs
 from simpar.output import finite
-from simpar.specs.base import data_dir
+from simpar.specs.base import data_dir, stored_runs
 from simpar.specs.site import read_site
 
 

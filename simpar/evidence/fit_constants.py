@@ -32,9 +32,8 @@ from simpar.evidence.intervals import (
 )
 from simpar.evidence.leaderboard import COLUMNS, UNSEEN
 from simpar.evidence.pooled import LEAST_SOURCES, fit, select
-from simpar.evidence.run_files import stored_runs
 from simpar.evidence.samples import RUN_LEVEL, Data, FloatArray, Peak, collect, errors
-from simpar.specs.base import data_dir
+from simpar.specs.base import data_dir, stored_runs
 from simpar.specs.calibration import ANY, FILE, WIDTHS, Constant, Unseen, constants
 from simpar.toml import toml
 

@@ -13,22 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from pathlib import Path
 from typing import Any, Final, Literal
 
 from simpar.evidence.row_open import filled, hidden, with_sets
 from simpar.evidence.run_type import Measured, Run
-from simpar.specs.base import data_dir
 from simpar.specs.scenario import make_scenario
 
 Use = Literal["fit", "test"]
 KEYS: Final = ("scenario", "measured")
 """What tells a stored run from a flat row."""
-
-
-def stored_runs() -> Path:
-    """The folder of the runs that come with simpar."""
-    return data_dir("validation") / "runs"
 
 
 def is_stored(raw: Mapping[str, Any]) -> bool:

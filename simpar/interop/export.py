@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
 from simpar.errors import InputError, Violation
-from simpar.interop import axolotl, deepspeed, huggingface, megatron, nanotron, torchtitan, torchtune
 from simpar.interop.launch import WORK
 from simpar.interop.scenario_text import scenario_text
 from simpar.registry import Registry
@@ -22,17 +22,20 @@ from simpar.step import decided
 
 Exporter = Callable[[Scenario], dict[str, str]]
 
+
+def _exporter(name: str) -> Exporter:
+    """`export` of a module here, imported when it is called: a command that writes no files needs one of them at most."""
+
+    def export(scenario: Scenario) -> dict[str, str]:
+        found: dict[str, str] = import_module(f"simpar.interop.{name}").export(scenario)
+        return found
+
+    return export
+
+
 FORMATS: Final[Registry[Exporter]] = Registry(
     "export format",
-    {
-        "megatron": megatron.export,
-        "torchtitan": torchtitan.export,
-        "deepspeed": deepspeed.export,
-        "nanotron": nanotron.export,
-        "huggingface": huggingface.export,
-        "axolotl": axolotl.export,
-        "torchtune": torchtune.export,
-    },
+    {n: _exporter(n) for n in ("megatron", "torchtitan", "deepspeed", "nanotron", "huggingface", "axolotl", "torchtune")},
 )
 """Name -> exporter."""
 _LAUNCHES: Final = {"megatron-core": "megatron", "transformers": "huggingface"}

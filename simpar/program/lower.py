@@ -12,7 +12,7 @@ collectives hold the streams of every rank that takes part.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from simpar.parallel.beside import hides_exchanges, ops_of
@@ -56,7 +56,6 @@ class _Lowering(Pipelines):
         super().__init__(layout, schedule, detail, units)
         self.blocking = p2p_blocks(layout, schedule)
         self.reductions: list[object] = []
-        self._stamps: dict[tuple[object, ...], Stamp] = {}
 
     def start_gathers(self) -> None:
         """Parameter gathers of the step's start, bucket by bucket in the order of the forward."""
@@ -82,9 +81,7 @@ class _Lowering(Pipelines):
         self.start_gathers()
         for self.copy in range(self.units.copies):
             for rank, row in enumerate(self.schedule.rows):
-                for action in row:
-                    self.builder.begins.append(self.builder.num_ops)
-                    self.passed(rank, action)
+                self.passed(rank, row)
         self.builder.begins.append(self.builder.num_ops)
         self.copy = 0
         self.finish()
@@ -100,23 +97,27 @@ class _Lowering(Pipelines):
             found.append(self.local((*name, needed.microbatch, _ENDS[needed.phase])))
         return found
 
-    def passed(self, rank: int, action: Action) -> None:
-        """An action: the first of its stages and phase op by op, those like it as that one was."""
-        put, leaves = (self.overlapped if action.parts else self.action), action.leaves
-        numbers = tuple([leaf.microbatch for leaf in leaves])
-        # Two equal numbers do not tell which of them a key holds.
-        if self._each_by_itself or (action.parts and len(set(numbers)) < len(numbers)) or not self._alone.isdisjoint(leaves):
-            put(rank, action)
-            return
-        kind = (self.copy, rank, action.phase, *[leaf.stage for leaf in leaves])
-        begin = self.builder.num_ops
-        if (stamp := self._stamps.get(kind)) is None:
-            put(rank, action)
-            self._stamps[kind] = Stamp(self.builder, begin, numbers)
-            return
-        stamp.put(numbers)
-        if action.parts:
-            self.builder.pairs[begin] = (leaves[1].stage, numbers[1])
+    def passed(self, rank: int, row: Sequence[Action]) -> None:
+        """The actions of a rank: the first of its stages and phase op by op, those like it as that one was."""
+        builder, each, alone, stamps = self.builder, self._each_by_itself, self._alone, dict[tuple[object, ...], Stamp]()
+        for action in row:
+            stage, phase, microbatch, parts = action
+            begin = builder.num_ops
+            builder.begins.append(begin)
+            if parts:
+                numbers, kind = tuple([leaf.microbatch for leaf in parts]), (phase, *[leaf.stage for leaf in parts])
+                # Two equal numbers do not tell which of them a key holds.
+                apart = each or len(set(numbers)) < len(numbers) or not alone.isdisjoint(parts)
+            else:
+                numbers, kind, apart = (microbatch,), (phase, stage), each or action in alone
+            if not apart and (stamp := stamps.get(kind)) is not None:
+                stamp.put(numbers)
+                if parts:
+                    builder.pairs[begin] = (parts[1].stage, numbers[1])
+                continue
+            (self.overlapped if parts else self.action)(rank, action)
+            if not apart:
+                stamps[kind] = Stamp(builder, begin, numbers)
 
     @cached_property
     def _each_by_itself(self) -> bool:

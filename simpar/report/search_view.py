@@ -275,7 +275,7 @@ def progress_text(watch: Watch) -> str:
     """Where a search stands, on one line."""
     best = "nothing found yet" if watch.best is None else f"{format_seconds(watch.best.step_time_s)} {watch.best.choice}"
     gap = "" if watch.gap is None else f"gap {watch.gap:.2%}, "
-    chance = "" if watch.chance is None else f" (P(best) {watch.chance:.0%})"
+    chance = "" if (likely := watch.chance()) is None else f" (P(best) {likely:.0%})"
     return f"{watch.seconds:.0f} s, {gap}part {watch.done}/{watch.parts}, {watch.simulated} simulated, best {best}{chance}"
 
 

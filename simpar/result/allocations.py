@@ -12,7 +12,7 @@ from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.keys import BlockOp, Compute, Overlapped
 from simpar.parallel.layout import Layout
 from simpar.result.allocator import AllocatorPeak, AllocatorRules, Event, replay
-from simpar.result.requests import Pass, rank_events
+from simpar.result.requests import Pass, rank_events, until_steady
 
 MAX_EVENTS: Final = 30_000
 """Past so many requests only what is saved is replayed, without what comes and goes within a pass."""
@@ -36,10 +36,14 @@ _KEPT: Final = 4096
 _KNOWN: OrderedDict[tuple[bytes, AllocatorRules], AllocatorPeak] = OrderedDict()
 
 
+def _digest(plain: list[Event] | list[Pass]) -> bytes:
+    # Version 2 of the format knows no references, so equal lists are equal bytes.
+    return blake2b(marshal.dumps(plain, 2), digest_size=16).digest()
+
+
 def replayed(events: list[Event], rules: AllocatorRules) -> AllocatorPeak:
     """`replay`, remembered: many layouts ask the allocator for the same sizes in the same order."""
-    # Version 2 of the format knows no references, so equal requests are equal bytes.
-    key = (blake2b(marshal.dumps(events, 2), digest_size=16).digest(), rules)
+    key = (_digest(events), rules)
     found = _KNOWN.get(key)
     if found is None:
         found = _KNOWN[key] = replay(events, rules)
@@ -48,11 +52,23 @@ def replayed(events: list[Event], rules: AllocatorRules) -> AllocatorPeak:
     return found
 
 
+Known = dict[tuple[int, bytes, int | None], AllocatorPeak]
+"""Peaks of a rank by what it runs and what the device can give."""
+
+
 class Replays:
     """The allocator's view of a layout's ranks, replayed when first asked for and only where it matters."""
 
-    def __init__(self, layout: Layout, held: dict[int, list[int]], passes: Callable[[int], list[Pass]]) -> None:
-        self._layout, self._held, self._passes = layout, held, passes
+    def __init__(
+        self, layout: Layout, held: dict[int, list[int]], passes: Callable[[int], list[Pass]], known: Known | None = None
+    ) -> None:
+        """
+        Args:
+            held: pipeline rank -> model stages.
+            passes: pipeline rank -> what it runs, in order.
+            known: of layouts whose ranks ask for the same where they run the same; more is added.
+        """
+        self._layout, self._held, self._passes, self._known = layout, held, passes, known
         self._chosen: tuple[int, ...] = tuple(sorted(held))
         self._events: dict[int, list[Event]] = {}
         self._found: dict[tuple[int, float | None], AllocatorPeak] = {}
@@ -76,8 +92,16 @@ class Replays:
             rules = AllocatorRules(
                 expandable_segments=expandable, limit_bytes=limit, pending_frees=spec.allocator.pending_collectives
             )
-            self._found[key] = replayed(self._requests(nearest), rules)
+            self._found[key] = self._replayed(nearest, rules)
         return self._found[key]
+
+    def _replayed(self, rank: int, rules: AllocatorRules) -> AllocatorPeak:
+        if self._known is None:
+            return replayed(self._requests(rank), rules)
+        name = (rank, _digest(until_steady(self._passes(rank))), rules.limit_bytes)
+        if name not in self._known:
+            self._known[name] = replayed(self._requests(rank), rules)
+        return self._known[name]
 
     def _requests(self, rank: int) -> list[Event]:
         if rank not in self._events:

@@ -18,6 +18,7 @@ from simpar.parallel.layout import Layout, recomputed_flops
 from simpar.program.program import FloatArray, PriceTable, Program
 from simpar.program.waits import optimizer_waits
 from simpar.result.accounting import account, bubble_fraction, communication_seconds, compute_counts
+from simpar.result.allocations import Known
 from simpar.result.interval import Interval, Moved
 from simpar.result.memory import memory_over_time
 from simpar.result.result import Result, mean_breakdown
@@ -52,8 +53,8 @@ class Priced:
         return engine_effects(self.layout.scenario, np.array([price.latency_s for price in self.prices]))
 
 
-def interpret(priced: Priced, timeline: Timeline) -> Result:
-    """What a timeline means."""
+def interpret(priced: Priced, timeline: Timeline, known: Known | None = None) -> Result:
+    """What a timeline means; `known`: see `Replays`."""
     layout, program = priced.layout, priced.program
     names = sorted({name for price in priced.prices for name, _ in price.terms})
     column = {name: i for i, name in enumerate(names)}
@@ -71,7 +72,7 @@ def interpret(priced: Priced, timeline: Timeline) -> Result:
         roles = {rank: layout.mesh.rank(pp=rank) for rank in priced.held}
     return Result(
         layout=layout, program=program, timeline=timeline, accounting=accounting,
-        memory=memory_over_time(layout, program, timeline, priced.held, roles),
+        memory=memory_over_time(layout, program, timeline, priced.held, roles, known),
         breakdown=breakdown, bubble_fraction=bubble_fraction(accounting), moved=moved, step_interval=interval,
         provenance=_provenance(priced), communication_s=_communication(priced, timeline),
         schedule_name=priced.schedule.name, hardware_flops=layout.model_flops + recomputed_flops(layout),

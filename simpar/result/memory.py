@@ -17,7 +17,7 @@ from simpar.parallel.data import state_memory
 from simpar.parallel.keys import BlockOp, Compute, LaunchGap, Offload, OptimizerStep, Overlapped
 from simpar.parallel.layout import Layout
 from simpar.program.program import FloatArray, IntArray, Program
-from simpar.result.allocations import Replays, passes_of
+from simpar.result.allocations import Known, Replays, passes_of
 from simpar.result.gathers import (
     Gathers,
     frozen_parameters,
@@ -339,15 +339,17 @@ def _events(layout: Layout, program: Program, held: dict[int, list[int]]) -> tup
 
 
 def memory_over_time(
-    layout: Layout, program: Program, timeline: Timeline, held: dict[int, list[int]], roles: dict[int, int]
-) -> tuple[RankMemory, ...]:
+    layout: Layout, program: Program, timeline: Timeline, held: dict[int, list[int]], roles: dict[int, int],
+    known: Known | None = None,
+) -> tuple[RankMemory, ...]:  # fmt: skip
     """Each pipeline rank's memory over the step.
 
     Args:
         held: pipeline rank -> model stages.
         roles: pipeline rank -> the role that stands for it.
+        known: see `Replays`.
     """
-    replays = Replays(layout, held, lambda rank: _passes(layout, program, timeline, roles[rank]))
+    replays = Replays(layout, held, lambda rank: _passes(layout, program, timeline, roles[rank]), known)
     found: list[RankMemory] = []
     for own, ranks in layout.kinds:
         op, end, kind, amount = _events(own, program, held)

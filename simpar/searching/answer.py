@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from math import exp, log
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ from simpar.searching.parts import Wish, largest_share, measure_of, pricing_of, 
 from simpar.searching.runner_up import RunnerUp, Trade, runner_up, trade
 from simpar.searching.settings import free_choices
 from simpar.specs.scenario import Scenario
-from simpar.step import FOLD_MICROBATCHES, interpret, simulate
+from simpar.step import FOLD_MICROBATCHES, simulate
 
 CANNOT_LAUNCH: Final = "their framework cannot launch them"
 TIE: Final = 0.01
@@ -283,16 +284,13 @@ def _simulated(found: Found, choice: Choice, known: Known) -> Result:
         return simulate(choice.scenario(template)) if has_effects(template) else pricing.evaluation.result(choice)
     if key not in known:
         evaluation = Evaluation.of(pricing)
-
-        def replayed() -> Result:
-            return interpret(*evaluation.simulated(choice))
-
         if has_effects(template):
             known[key] = simulate(choice.scenario(template), detail=evaluation.detail(choice))
         elif evaluation.microbatches(choice) > FOLD_MICROBATCHES:
+            replayed = partial(evaluation.replayed, choice)
             known[key] = simulate(choice.scenario(template), detail=evaluation.detail(choice), replayed=replayed)
         else:
-            known[key] = replayed()
+            known[key] = evaluation.replayed(choice)
     return known[key]
 
 

@@ -122,7 +122,7 @@ class Sends:
 
 
 def pipeline_bound(
-    shape: Shape, passes: FloatArray, seconds: FloatArray, compute: FloatArray, m: int, sends: Sends
+    shape: Shape, passes: FloatArray, seconds: FloatArray, compute: FloatArray, m: int, sends: Sends, known: Ways
 ) -> PipelineBound:
     """The chains of a pipeline.
 
@@ -131,25 +131,25 @@ def pipeline_bound(
         seconds: float array [R, 4 phases, stages], durations of whole stages.
         compute: the same without communication, for passes in pairs (see `Stages.compute`).
         m: micro-batches per step.
-        sends: its boundary tensors.
+        sends: its boundary tensors; known: the `ways` of its schedule.
     """
     forward, send, blocking = seconds[:, F], sends.seconds, float(sends.blocking)
-    heads, tails, own = _ways(shape, m, sends.beside, blocking=sends.blocking)
-    head, around_head = (forward @ way.T + send * (count - sends.loss * passed) for way, count, passed in (heads * 2)[:2])
+    heads, tails, own = known
+    head = [forward @ way.T + send * (count - sends.loss * passed) for way, count, passed in heads]
     if shape.style == "pairs":
         each = np.stack([forward, compute[:, F], seconds[:, B], compute[:, B], seconds[:, I], seconds[:, W]])
         work = np.einsum("krs,kps->rp", each, passes)
     else:
         backward = seconds[:, B] if shape.style == "full" else seconds[:, I] + seconds[:, W]
         work = m * ((forward + backward) @ shape.share.T)
-    tail, around_tail = (seconds[:, B] @ way.T + send * (n - sends.loss * passed) for way, n, passed in (tails * 2)[:2])
+    tail = [seconds[:, B] @ way.T + send * (count - sends.loss * passed) for way, count, passed in tails]
     group = shape.group(m)
     around = np.arange(shape.stages - shape.ranks, shape.stages) if group else np.zeros(shape.ranks)
     sent = send * (2.0 * (heads[0][1] + around) + m * shape.sends * blocking)
     slowed = (2.0 * send * (1.0 + sends.blocks)).astype(np.float64)
     none = np.zeros(0, dtype=np.int64)
     return PipelineBound(
-        head, work + send * own, tail, around_head, around_tail, sent, shape.order, shape.style == "full", group > 0,
+        head[0], work + send * own, tail[0], head[-1], tail[-1], sent, shape.order, shape.style == "full", group > 0,
         sends.beside * send, sends.loss, sends.density, slowed, np.zeros((len(seconds), 0)), none, none,
     )  # fmt: skip
 
@@ -158,8 +158,10 @@ Way = tuple[FloatArray, FloatArray, FloatArray]
 """How often a chain before or after a rank's own ops passes each stage, float array [ranks, stages]; the boundary tensors in it,
 and those of the rank that it takes the place of, float arrays [ranks]."""
 
+Ways = tuple[list[Way], list[Way], FloatArray]
 
-def _ways(shape: Shape, m: int, beside: FloatArray, *, blocking: bool) -> tuple[list[Way], list[Way], FloatArray]:
+
+def ways(shape: Shape, m: int, beside: FloatArray, *, blocking: bool) -> Ways:
     """The chains before the first ops of ranks, those after their last ones (nothing where backwards are not whole), and boundary
     tensors among their own ops."""
     hops = np.minimum(shape.before.sum(axis=1), shape.first)
@@ -275,7 +277,7 @@ def chains(shape: Shape, passes: FloatArray, m: int, beside: FloatArray, *, bloc
         passes: as in `pipeline_bound`; beside: see `Shape.sends_beside`.
         waits: ranks wait for each other at the end of a step; else only their own ops count.
     """
-    heads, tails, sends = _ways(shape, m, beside, blocking=blocking)
+    heads, tails, sends = ways(shape, m, beside, blocking=blocking)
     work = passes if shape.style == "pairs" else np.stack([m * shape.share] * 2)
     if not waits:
         return Chains(work, sends, beside)
@@ -289,4 +291,4 @@ def chains(shape: Shape, passes: FloatArray, m: int, beside: FloatArray, *, bloc
     return Chains(np.concatenate(passes_of, axis=1), np.concatenate(sends_of), np.concatenate(beside_of))
 
 
-__all__ = ["Chains", "PipelineBound", "Sends", "chains", "combine", "device_bytes", "host_path", "pipeline_bound"]
+__all__ = ["Chains", "PipelineBound", "Sends", "Ways", "chains", "combine", "device_bytes", "host_path", "pipeline_bound", "ways"]

@@ -138,6 +138,16 @@ class Choice:
     state: State
     offload: Offload
 
+    @property
+    def requested(self) -> Choice:
+        """The layout without what moves no request of the allocator: where ranks sit, what hides traffic (passes are cut elsewhere,
+        their blocks follow as before), how much of what is kept goes to the host."""
+        return replace(
+            self, group=replace(self.group, placement=""), variant=replace(self.variant, overlap_tp=False),
+            state=replace(self.state, overlap_grad_reduce=None, overlap_param_gather=None),
+            offload=replace(self.offload, activations=0.0),
+        )  # fmt: skip
+
     def plan(self, template: PlanSpec) -> PlanSpec:
         """The plan, with what the space does not decide taken from `template`."""
         g, v, p, s = self.group, self.variant, self.pipeline, self.state

@@ -97,7 +97,8 @@ class DesignBounds:
             *self.pricing.sends.loss(design.group, design.batch, design.variant, shape.style),
             self.pricing.pipelines.rank_blocks(pipeline, pp),
         )  # fmt: skip
-        found = bounds.pipeline_bound(shape, passes, seconds, compute, design.m, sends)
+        around = self._ways(pipeline, pp, design.m)
+        found = bounds.pipeline_bound(shape, passes, seconds, compute, design.m, sends, around)
         if not self.pricing.waits(shape.style):
             return found.alone()
         if shape.style == "full" or shape.group(design.m):
@@ -107,6 +108,14 @@ class DesignBounds:
         both = stage_pairs(pairs, tables, again.table, stages, np.asarray(paths.pairs.any(axis=0)))
         ways = paths.seconds(stages.seconds(tables, again.table), both, sends.seconds)
         return replace(found, ways=ways, first=paths.first, last=paths.last)
+
+    @kept
+    def _ways(self, pipeline: Pipeline, pp: int, m: int) -> bounds.Ways:
+        shape, beside = (
+            shape_of(pp, pipeline.virtual_stages, pipeline.schedule),
+            self.pricing.pipelines.sends_beside(pipeline, pp, m),
+        )
+        return bounds.ways(shape, m, beside, blocking=self.pricing.pipelines.blocking(pipeline, pp))
 
     def outlook(self, design: Design) -> Outlook:
         """Which shardings of a design rest in memory, and how fast each can be at best."""

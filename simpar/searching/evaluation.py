@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 from typing import TypeVar
@@ -24,7 +24,7 @@ from simpar.program.program import FloatArray, IntArray, PriceTable, Program, St
 from simpar.program.shared import program_key, with_ranks
 from simpar.program.waits import optimizer_waits
 from simpar.result.accounting import account
-from simpar.result.allocations import Replays, passes_of
+from simpar.result.allocations import Known, Replays, passes_of
 from simpar.result.memory import memory_over_time
 from simpar.result.requests import Pass
 from simpar.result.result import Result
@@ -83,6 +83,7 @@ class Evaluation:
         self._columns: dict[object, Columns] = {}
         self._swept: dict[int, Swept] = {}
         self._needs: dict[object, float] = {}
+        self._peaks: dict[Choice, Known] = {}
         self.swept = 0
         self._numbers: dict[object, int] = {}
         self._prices: dict[tuple[int, int], tuple[float, int]] = {}
@@ -110,8 +111,8 @@ class Evaluation:
         known = (choice.group, choice.micro_batch_size, choice.pipeline, choice.state, choice.offload.activations > 0)
         if known not in self._known:
             m = self.microbatches(choice)
-            schedule, layout = self.pricing.pipelines.schedule(choice.pipeline, choice.group.pp, m), self.pricing.layout(choice)
-            detail = self.detail(choice)
+            schedule = self.pricing.pipelines.schedule(choice.pipeline, choice.group.pp, m)
+            layout, detail = self.pricing.layout(choice), self.detail(choice)
             key = program_key(layout, schedule, detail)
             if key not in self._steps:
                 self._steps[key] = Step(lower(layout, schedule, detail), schedule)
@@ -260,8 +261,7 @@ class Evaluation:
         found, bound = np.empty(len(choices)), np.zeros(len(choices), dtype=bool)
         if alone:
             return np.array([self.longest_path(choice) for choice in choices]), bound
-        for program, members, prices in self._by_program(choices):
-            known = self._known_of(program, prices)
+        for program, known, members, prices in self._by_program(choices):
             chosen, below = known.sort_out(prices)
             if len(chosen):
                 values = self._makespans(program, choices[members[0]], prices[chosen])
@@ -272,18 +272,17 @@ class Evaluation:
                 bound[members[row]] = bool((known.rows[dominator] < prices[row]).any())
         return found, bound
 
-    def _by_program(self, choices: Sequence[Choice]) -> list[tuple[Program, list[int], FloatArray]]:
-        """Programs of layouts, their positions, and their prices, float array [positions, seconds and interference]."""
+    def _by_program(self, choices: Sequence[Choice]) -> list[tuple[Program, Swept, list[int], FloatArray]]:
+        """Programs of layouts, what is known of them, the layouts' positions, and their prices, float array [positions, seconds and
+        interference]."""
         groups: dict[int, tuple[Program, list[int], list[FloatArray]]] = {}
         for index, choice in enumerate(choices):
             step, table = self.prices(choice)
             _, members, rows = groups.setdefault(id(step.program), (step.program, [], []))
             members.append(index)
             rows.append(np.concatenate([table.seconds, table.interference]))
-        return [(program, members, np.array(rows)) for program, members, rows in groups.values()]
-
-    def _known_of(self, program: Program, prices: FloatArray) -> Swept:
-        return self._swept.setdefault(id(program), Swept(prices.shape[1]))
+        known = {name: self._swept.setdefault(name, Swept(2 * len(p.price_keys))) for name, (p, *_) in groups.items()}
+        return [(program, known[name], members, np.array(rows)) for name, (program, members, rows) in groups.items()]
 
     def _makespans(self, program: Program, like: Choice, prices: FloatArray) -> FloatArray:
         """Step times of rows of prices of a program, which is that of the layout `like`."""
@@ -295,8 +294,7 @@ class Evaluation:
         """Lower bounds of step times [choices]: of those that are not known to take `reach`, one longest path for all that share a
         program, at the least of each of their prices."""
         found = np.empty(len(choices))
-        for program, members, prices in self._by_program(choices):
-            known = self._known_of(program, prices)
+        for program, known, members, prices in self._by_program(choices):
             values = np.array([known.bound(row) for row in prices])
             if (open_ := values < reach).any():
                 least = prices[open_].min(axis=0, keepdims=True)
@@ -308,8 +306,7 @@ class Evaluation:
 
     def longest_path(self, choice: Choice) -> float:
         """The step time of one layout, swept whatever others with the same program are known to take."""
-        [(program, _, prices)] = self._by_program([choice])
-        known = self._known_of(program, prices)
+        [(program, known, _, prices)] = self._by_program([choice])
         same = np.flatnonzero((known.rows == prices).all(axis=1))
         if not len(same):
             known.add(prices, self._makespans(program, choice, prices))
@@ -323,11 +320,7 @@ class Evaluation:
         """
         if allocated is None:
             return None
-        # Neither where ranks sit nor what hides traffic moves a request: passes are cut elsewhere, their blocks follow as before.
-        group, variant = replace(choice.group, placement=""), replace(choice.variant, overlap_tp=False)
-        state = replace(choice.state, overlap_grad_reduce=None, overlap_param_gather=None)
-        outside = self.pricing.outside_bytes(choice.group)
-        key = (replace(choice, group=group, variant=variant, state=state), allocated.tobytes(), outside)
+        key = (choice.requested, allocated.tobytes(), self.pricing.outside_bytes(choice.group))
         found = self._needs[key] = self._needs.get(key) or self._device_bytes(choice, allocated)
         return found
 
@@ -338,12 +331,16 @@ class Evaluation:
             prices = step.program.price[step.program.ops_of(Stream(rank, "compute"))].tolist()
             return passes_of([step.program.price_keys[price] for price in prices], layout.stage_blocks)
 
-        replays = Replays(layout, step.held, passes)
+        replays = Replays(layout, step.held, passes, self._peaks_like(choice))
         each = dict(enumerate(allocated.tolist()))
         replays.choose(each)
         outside = self.pricing.outside_bytes(choice.group)
         room, fragmentation = layout.hardware.gpu.memory.value - outside, layout.framework.allocator.fragmentation
         return max(replays.reserved_bytes(rank, amount, fragmentation, room) for rank, amount in each.items()) + outside
+
+    def _peaks_like(self, choice: Choice) -> Known:
+        """What is known of the allocator where ranks ask for the same as those of a choice, if they run the same."""
+        return self._peaks.setdefault(choice.requested, {})
 
     def simulated(self, choice: Choice) -> tuple[Priced, Timeline]:
         """A layout with every op of its step; the last one is remembered, for those who ask more of it than its time."""
@@ -357,10 +354,14 @@ class Evaluation:
             self._last = (choice, priced, timeline(priced.program, priced.table))
         return self._last[1:]
 
+    def replayed(self, choice: Choice) -> Result:
+        """Everything that a layout's own program says of it."""
+        return interpret(*self.simulated(choice), self._peaks_like(choice))
+
     def result(self, choice: Choice) -> Result:
         """Everything that `simulate` says of a layout."""
         if self.detail(choice) == "stage":
-            return interpret(*self.simulated(choice))
+            return self.replayed(choice)
         priced = prepare(choice.scenario(self.pricing.template), detail="stage")
         return interpret(priced, timeline(priced.program, priced.table))
 
@@ -374,7 +375,8 @@ class Evaluation:
         if choice not in self._in_full:
             (step, table), layout = self.prices(choice), self.pricing.layout(choice)
             ran = timeline(step.program, table)
-            ranks = memory_over_time(layout, step.program, ran, step.held, {rank: rank for rank in step.held})
+            roles = {rank: rank for rank in step.held}
+            ranks = memory_over_time(layout, step.program, ran, step.held, roles, self._peaks_like(choice))
             least = max(r.allocated_bytes + sum(amount for _, amount in r.outside) for r in ranks)
             if not allows(least):
                 return inf, least, 0.0

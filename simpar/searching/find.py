@@ -75,8 +75,9 @@ class Watch:
     seconds: float
     slowest: Scored | None = None
     """Of a front."""
-    chance: float | None = None
-    """That `best` is the best of those found, by the errors that meshes and layouts do not share; None where there is one."""
+    chance: Callable[[], float | None] = lambda: None
+    """That `best` is the best of those found, by the errors that meshes and layouts do not share; None where there is one. Worked
+    out when it is asked for: it costs more than the rest."""
 
     @property
     def gap(self) -> float | None:
@@ -162,7 +163,7 @@ def find(
             bound = min((state.bounds.get(p, 0.0) for p in parts), default=best.value if best else 0.0)
             slowest = state.incumbents.best[-1] if best and wish.both else None
             seconds, count = time.monotonic() - started, state.done + len(parts)
-            listener(Watch(best, bound, state.done, count, state.simulated, seconds, slowest, chance()))
+            listener(Watch(best, bound, state.done, count, state.simulated, seconds, slowest, chance))
 
     def bounded(part: int, bound: float) -> None:
         state.bounds[part] = fresh[part] = bound

@@ -23,12 +23,12 @@ import numpy as np
 
 from simpar.evidence.fit_constants import as_toml
 from simpar.evidence.pooled import fit
-from simpar.evidence.run_files import stored_runs
 from simpar.evidence.run_rows import columns_of, read_rows, run_of
 from simpar.evidence.run_workers import Bar, in_workers
 from simpar.evidence.samples import RUN_LEVEL, Data, Sample
 from simpar.site.observed import Observed, evidence_of, observe
 from simpar.site.posterior import TENTH_OF_T, Evidence, Prior, learn
+from simpar.specs.base import stored_runs
 from simpar.specs.calibration import FACTORS, FILE, Constant, calibrated_by, calibration_for, constants, unseen
 from simpar.specs.framework import family_of
 from simpar.specs.site import TENTH

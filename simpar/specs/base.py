@@ -182,6 +182,11 @@ def data_dir(name: str) -> Path:
     return _shipped(str(resources.files("simpar")), name)
 
 
+def stored_runs() -> Path:
+    """The folder of the measured runs that come with simpar, see `evidence.run_files`."""
+    return data_dir("validation") / "runs"
+
+
 @lru_cache(maxsize=64)
 def _shipped(package: str, name: str) -> Path:
     for candidate in (Path(package, "_data", name), Path(package).parent / name):

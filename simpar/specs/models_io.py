@@ -37,7 +37,7 @@ def table_names() -> list[str]:
 
 def preset_of(model: AnyModel) -> str | None:
     """The preset, among those that are tables, that `model` is; none where it is no shipped one."""
-    return next((name for name in table_names() if load_model(name) == model), None)
+    return next((name for name in table_names() if _preset(name) == model), None)
 
 
 def _plain(text: str) -> str:
