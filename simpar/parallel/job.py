@@ -321,7 +321,7 @@ class Job:
             gather=self._gather_bytes,
             bucket=trained if wrapped and self.plan.zero_stage == 0 else 0.0,
             # With several micro-batches they are there from the first one's backward on, that is at the peak.
-            gradients_persist=spec.optimizer.gradients_persist or self.num_microbatches > 1 or self.plan.pp > 1,
+            gradients_persist=spec.optimizer.persist(self.plan.zero_stage) or self.num_microbatches > 1 or self.plan.pp > 1,
         )
 
     @property
@@ -387,4 +387,5 @@ class Job:
             return 0.0
         kernel, _ = self.optimizer.update_kernel(self.framework.optimizer)
         between = kernel == "foreach" and self.training.optimizer in ("adamw", "adam", "adamw-foreach")
-        return self.framework.optimizer.update_bytes + (self.weight_bytes if between else 0.0)
+        wide = 4.0 if self.gradient_dtype == "fp32" else 0.0  # no copies of those are made
+        return max(self.framework.optimizer.update_bytes - wide, 0.0) + (self.weight_bytes if between else 0.0)
