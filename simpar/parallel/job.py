@@ -81,8 +81,16 @@ class Job:
     @cached_property
     def attention_kernel(self) -> str:
         """The attention kernel in force, of heads that it takes."""
-        asked, gpu = self.training.attention_kernel, self.hardware.gpu
+        asked, gpu = "unfused" if self._math_attention else self.training.attention_kernel, self.hardware.gpu
         return self.framework.kernels.attention_kernel(gpu.architecture) if asked == "auto" else asked
+
+    @cached_property
+    def _math_attention(self) -> bool:
+        """Whether torch's attention gets grouped keys where only its math backend takes them: before Ampere (no FlashAttention; the
+        memory-efficient kernel wants a key for every query: transformers issue 48633)."""
+        model, own = self.scenario.model, self.framework.kernels.sdpa and self.training.attention_kernel == "auto"
+        grouped = isinstance(model, TransformerSpec) and model.num_key_value_heads < model.num_attention_heads
+        return own and grouped and self.hardware.gpu.architecture in ("volta", "turing")
 
     @cached_property
     def compiled(self) -> bool:
@@ -103,7 +111,7 @@ class Job:
         fp8 = training.narrow_in("linears")
         narrow = fp8 and (not own.saves_gathered_input or training.precision in own.narrow_inputs)
         return KernelPlan(
-            library=library_of(own, training, compiled=compiled, tp=plan.tp),
+            library=library_of(own, training, compiled=compiled, tp=plan.tp, math_attention=self._math_attention),
             loss=loss,
             element=4.0 if training.precision in ("fp32", "tf32") else 2.0,
             wide_heads=((0, "unfused"),) if self.attention_kernel == "unfused" else wider,

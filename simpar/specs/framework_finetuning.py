@@ -135,7 +135,8 @@ TRANSFORMERS: Final = (
          "rocm_attention": ""},
         "transformers training_args.py: adamw_torch_fused by default with torch 2.8 and later; modeling_utils.py: torch's SDPA "
         "unless a run asks for another, whose first choice on Hopper and Blackwell is cuDNN by then; masking_utils.py "
-        "_ignore_causal_mask_sdpa: a layer of a window shorter than the sequence gets its mask as a tensor",
+        "_ignore_causal_mask_sdpa: a layer of a window shorter than the sequence gets its mask as a tensor; 4.54 "
+        "integrations/sdpa_attention.py use_gqa_in_sdpa (PR 39412): keys are no longer repeated before it",
     ),
     Row(
         (2025, 12),

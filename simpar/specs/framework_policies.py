@@ -69,7 +69,8 @@ class Kernels(Policy):
         rocm_attention: what runs instead of a fused kernel of `attention` on AMD's GPUs, FlexAttention apart: fa2 (Composable
             Kernel: flash-attn's and, at first, TransformerEngine's), aiter; "" = what torch's SDPA runs there.
         rocm_sdpa: what that is.
-        sdpa: attention is torch's scaled_dot_product_attention, to which a window comes as a mask (parallel/local_layer.py).
+        sdpa: attention is torch's scaled_dot_product_attention, to which a window comes as a mask (parallel/local_layer.py) and
+            grouped keys as they are (enable_gqa).
         unlisted_attention: kernels that per-op selective checkpointing does not save, so that they run again.
         listed_exchanges: of which models it saves what expert ranks exchange: none, those without norms of queries and keys, all.
         te_scaling: TransformerEngine's one scale of a tensor: from steps before (delayed), of its values (current); "" = none.
