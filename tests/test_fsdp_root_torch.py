@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from simpar.parallel.traffic import stays_gathered
 from simpar.result.gathers import Gathers, head_gradient_bytes, held_inputs, root_weights
 from simpar.searching.blocks import Gathered
 from simpar.searching.stages import _gathers
@@ -232,8 +233,11 @@ def test_the_head_of_a_loss_by_pieces_adds_up_what_is_reduced(ranks: None) -> No
 )  # fmt: skip
 def test_the_search_gathers_the_same(framework: str, training: dict[str, Any]) -> None:
     job = {**_JOB, "framework": framework, "framework_version": "2026-06"}
+    if framework == "deepspeed":
+        job["model"] = "llama2-7b"  # whose head is small: the last layers' weights come again within 1e9 weights
     layout = prepare(scenario("2026-06", **training) if framework == "transformers" else make_scenario(job)).layout
     blocks = layout.stage_blocks[0]
+    assert (sum(stays_gathered(layout, blocks)) > 1) is (framework == "deepspeed")
     expected = Gathers.of(layout, blocks)
     held = np.array([[b.dense_parameters + b.expert_parameters for b in blocks]])
     trained, root = np.array([[sum(layout.trained(b)) for b in blocks]]), np.array([root_weights(layout, blocks)])
