@@ -466,7 +466,8 @@ def test_a_first_plan_of_one_gpu_shards_nothing_where_its_framework_does_not() -
         options = RunOptions("llama3.2-1b", "rtx-4090", None, 2048, 8, framework, num_gpus=1)
         return int(first_layout(options.table(None)[0])[0]["plan"]["zero_stage"])
 
-    assert (stage("transformers"), stage("torchtune"), stage("deepspeed")) == (0, 0, 3)
+    assert (stage("transformers"), stage("torchtune")) == (0, 0)
+    assert stage("deepspeed") > 0
 
 
 def test_a_first_plan_recomputes_where_that_is_faster_than_more_ranks() -> None:

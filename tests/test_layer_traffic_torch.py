@@ -154,7 +154,7 @@ def predicted(name: str, version: str, norm: str, *, compile: bool = False) -> t
     }
     spec = llama.model_copy(update={**sizes, "norm": norm})
     training = TrainingSpec(sequence_length=SEQUENCE, global_batch_size=BATCH, micro_batch_size=BATCH, compile=compile)
-    plan = KernelPlan(library_of(framework(name, version).kernels, training, compiled=compile, tp=1))
+    plan = KernelPlan(library_of(framework(name, version).kernels, training, compiled=compile, tp=1, math_attention=False))
     local = split_block(token_network(spec, BATCH, SEQUENCE).layers[-1], SplitOptions(Degrees(), plan))
     moved = (sum(op.work.bytes_moved for op in ops if isinstance(op.work, MemoryWork)) for ops in (local.forward, local.backward))
     forward, backward = (each / (BATCH * SEQUENCE * HIDDEN) for each in moved)

@@ -262,6 +262,7 @@ def test_precision_of_a_gpu_without_bf16() -> None:
     ("changes", "profile"),
     [
         ({"gpu": "Tesla V100-SXM2-16GB"}, "dgx1-v100-16gb"), ({"gpu": "V100", "gpus_per_node": 16}, "dgx2-v100-32gb"),
+        ({"gpu": "Quadro RTX 8000"}, "rtx-8000"), ({"gpu": "RTX8000"}, "rtx-8000"),
         ({"gpu": "T4"}, "t4"), ({"gpu": "NVIDIA L4"}, "l4"), ({"gpu": "L40S"}, "l40s"), ({"gpu": "A10G"}, "a10g"),
         ({"gpu": "GeForce RTX 3090"}, "rtx-3090"), ({"gpu": "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"}, "rtx-pro-6000"),
         ({"gpu": "RTX 3090 Ti"}, "rtx-3090-ti"), ({"gpu": "NVIDIA RTX PRO 4000 Blackwell"}, "rtx-pro-4000"),
@@ -564,6 +565,10 @@ def test_memory_kinds(kind: str | None, expected: str, first: bool) -> None:
         ({"dp": None}, "dp not stated: 8, from the number of GPUs"),
         ({"n_gpus": None}, "number of GPUs not stated: 64, the product of the degrees"),
         ({"tp": None, "pp": None, "vpp": None, "dp": 64, "zero_stage": 3}, "layout not stated: tp, pp 1"),
+        (
+            {"tp": None, "pp": None, "vpp": None, "dp": None, "framework": "own loop, PyTorch DDP", "sp": None},
+            "layout not stated: tp, pp 1 beside DistributedDataParallel",
+        ),
         ({"global_batch": None, "grad_accum": 16}, "global batch not stated: 128"),
         ({"global_batch": None, "micro_batch": 4, "tokens_per_s_per_gpu": 9000.0}, "global batch not stated: 352, from step time"),
         ({"global_batch": None, "micro_batch": 4, "tokens_per_s_per_gpu": 1e3}, "batch not stated: 32 micro-batches of 4 per rank"),
@@ -673,6 +678,21 @@ def test_other_frameworks_take_the_nearest_and_say_so(stated: str, name: str) ->
 )  # fmt: skip
 def test_a_trainer_under_deepspeed_runs_as_deepspeed(stated: str, fsdp: str, name: str) -> None:
     assert framework_of({"framework": stated, "fsdp": fsdp})[0] == name
+
+
+@pytest.mark.parametrize(
+    ("precision", "pure"),
+    [
+        ("bf16 autocast, fp32 weights", False), ("bf16 (fp32 master weights)", False), ("bf16, float32 parameters", False),
+        ("bf16", None), ("bf16 weights, fp32 reduction", None),
+    ],
+)  # fmt: skip
+def test_weights_said_to_rest_in_fp32_do(precision: str, pure: bool | None) -> None:
+    """transformers 5 keeps the checkpoint's 16 bits unless a run says otherwise."""
+    given = row(framework="HF Trainer", framework_version="2026-03", tp=1, pp=1, vpp=None, dp=64, zero_stage=0, sp=None)
+    scenario = run_of({**given, "precision": precision}).scenario
+    assert scenario is not None
+    assert scenario.training.pure_bf16 is pure
 
 
 @pytest.mark.parametrize(

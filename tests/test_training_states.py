@@ -113,10 +113,11 @@ def test_accelerate_keeps_sharded_weights_in_fp32_whatever_they_were_loaded_in(r
     assert prepare(small("transformers", ranks, "2025-10", {"zero_stage": 3})).layout.update_bytes == 0.0  # fused
 
 
+@pytest.mark.parametrize("name", ["transformers", "torch-autocast"])
 @pytest.mark.parametrize(("training", "own"), [({"precision": "bf16"}, 4.0), ({"precision": "bf16", "pure_bf16": True}, 2.0)])
-def test_ddp_buckets_rest_beside_the_gradients(training: dict[str, Any], own: float) -> None:
+def test_ddp_buckets_rest_beside_the_gradients(name: str, training: dict[str, Any], own: float) -> None:
     """A rank of several holds as many bytes more as its gradients have, a GPU alone none."""
-    ranks = {n: small("transformers", n, "2025-10", **training) for n in (1, 4)}
+    ranks = {n: small(name, n, "2025-10", **training) for n in (1, 4)}
     held = {n: resting(scenario).get("communication_buffers", 0.0) for n, scenario in ranks.items()}
     assert held == {1: 0.0, 4: own * WEIGHTS}
     assert allocated(ranks[4]) - allocated(ranks[1]) == pytest.approx(own * WEIGHTS, rel=0.02)
@@ -734,7 +735,8 @@ def test_one_gpu_takes_its_weights_from_the_host(name: str) -> None:
         for parameters in (False, True)
     )
     assert resting(usual)["parameters"] > resting(away)["parameters"] == 0.0
-    assert allocated(away) < allocated(usual)
+    # DeepSpeed holds what comes again within 1e9 weights, here all of them.
+    assert allocated(away) < allocated(usual) or (name == "deepspeed" and allocated(away) == allocated(usual))
     up_s = 2.0 * 2.0 * WEIGHTS / prepare(away).layout.hardware.node.pcie_bandwidth.value  # forward and backward
     assert _result(usual).step_time_s < _result(away).step_time_s < _result(usual).step_time_s + 2.0 * up_s
 
@@ -762,7 +764,10 @@ def test_zero_accumulates_in_the_dtype_of_the_weights_but_in_pipelines() -> None
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_gradients_of_deepspeed_lie_where_its_optimizer_does(stage: int) -> None:
-    usual, away = (small("deepspeed", 2, "2026-06", {"zero_stage": stage, "offload": {"optimizer": o}}) for o in (False, True))
+    usual, away = (
+        small("deepspeed", 2, "2026-06", {"zero_stage": stage, "offload": {"optimizer": o}}, global_batch_size=4)
+        for o in (False, True)
+    )
     assert resting(usual)["gradients"] > 0.0
     assert resting(away)["gradients"] == 0.0
     assert (

@@ -30,6 +30,8 @@ MICRO_BATCHES_A_STAGE: Final = 8
 of them have. One alone would leave all ranks but one idle."""
 MOST_MICRO_BATCHES: Final = 8192
 """A step of more is a slip of units: a batch counted in tokens."""
+_REPLICATED: Final = re.compile(r"\bDDP\b|distributed ?data ?parallel", re.IGNORECASE)
+"""In a framework's name: every rank holds the whole model."""
 NEARLY: Final = 0.02
 """How far a time and a rate, both rounded, may be apart from a whole batch."""
 _DIMENSIONS: Final = ("layers", "hidden", "heads")
@@ -104,13 +106,15 @@ def _with_layout(row: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     """The one of tensor, pipeline and data ranks and GPUs that is missing follows from the others; where those that are stated take
     all GPUs, the rest are 1.
 
-    A run that shards all its weights and says nothing of other dimensions has none.
+    A run that shards all its weights, or has DistributedDataParallel around them, and says nothing of other dimensions has none.
     """
-    if row.get("fsdp") or row.get("zero_stage") == 3:
+    replicated = _REPLICATED.search(str(row.get("framework") or "")) is not None
+    if row.get("fsdp") or row.get("zero_stage") == 3 or replicated:
         assumed = [key for key in ("tp", "pp") if not row.get(key)]
         row |= dict.fromkeys(assumed, 1)
         if assumed:
-            notes.append(f"layout not stated: {', '.join(assumed)} 1 beside fully sharded data parallelism")
+            beside = "DistributedDataParallel" if replicated else "fully sharded data parallelism"
+            notes.append(f"layout not stated: {', '.join(assumed)} 1 beside {beside}")
     missing = [key for key in ("tp", "pp", "dp", "n_gpus") if not row.get(key)]
     known = prod(int(row.get(key) or 1) for key in ("tp", "pp", "cp", "dp"))
     if not missing:

@@ -73,6 +73,7 @@ MACHINES: Final = (
     MachineRule("L4", "l4"),
     MachineRule("A10G?", "a10g"),
     MachineRule("T4", "t4"),
+    MachineRule("(Quadro[- ]?)?RTX[- ]?8000.*", "rtx-8000"),
     MachineRule("V100.*", "dgx2-v100-32gb", gpus_per_node=16),
     MachineRule("V100.*", "dgx1-v100-16gb", memory=(10, 20)),
     MachineRule("V100.*", "dgx1-v100-32gb"),

@@ -65,6 +65,9 @@ _FUSED: Final = re.compile(rf"{SAID}fused ({_KERNEL}(?:(?:,? and |,\s*|\s*[/+]\s
 """A list of what a run's single kernels are; xformers' SwiGLU is one whether or not that is said."""
 _KERNELS: Final = ((r"norm", "norm"), (r"rotary|rope", "rope"), (r"glu|activation", "activation"))
 
+_WIDE: Final = re.compile(r"\b(?:fp|float)32 (?:(?:master|sharded|model) )?(?:weights|parameters)\b", re.IGNORECASE)
+"""A precision that says that trained weights rest in fp32, where the framework would have them in 16 bits."""
+
 LOSSES: Final = (
     (r"fused linear cross.entropy|\blinear cross.entropy", "linear"),
     (rf"cross.entropy fusion on|\bfoak\b|unsloth|{SAID}fused cross.entropy|\bxentropy\b", "fused"),
@@ -325,6 +328,8 @@ def _states(row: Row, framework: FrameworkSpec, optimizer: str) -> dict[str, Any
             "optimizer": "adamw" if optimizer == "adamw-bf16-moments" else optimizer,
             **({} if sharded else {"pure_bf16": True}),
         }
+    elif framework.optimizer.pure_bf16 and _WIDE.search(str(row.get("precision") or "")):
+        table["pure_bf16"] = False
     if "optimizer in backward" in texts and "optimizer_in_backward" in framework.conventions.abilities:
         table["optimizer_in_backward"] = True
     return table

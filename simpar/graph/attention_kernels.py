@@ -29,7 +29,7 @@ def attention(layer: Layer, node: Attention, plan: KernelPlan) -> Kernel:
     keeps.append(kept_whole(layer, out))
     rows, fused = (node.batch, node.queries, node.heads), plan.beyond(layer.size(node.head_dim)) != "unfused"
     # torch's own math attention runs in fp32 whatever its inputs are; its time is priced as that in 16 bits.
-    if not fused and plan.library.unfused_attention_fp32 and plan.element == HALF:
+    if not fused and in_fp32(plan):
         return Kernel(node, launches=4, keeps=(*_kept_in_fp32(layer, node, path, plan), kept_whole(layer, out)))
     if fused:
         keeps.append(Kept(f"{path}/lse", rows, 4.0))
@@ -47,6 +47,11 @@ def attention(layer: Layer, node: Attention, plan: KernelPlan) -> Kernel:
     return Kernel(node, launches=1 if fused else 4, keeps=tuple(keeps))
 
 
+def in_fp32(plan: KernelPlan) -> bool:
+    """Whether attention without a fused kernel turns 16-bit inputs into fp32."""
+    return plan.library.unfused_attention_fp32 and plan.element == HALF
+
+
 def score_parts(plan: KernelPlan) -> tuple[float, ...]:
     """Bytes of a score, by tensor: the softmax's output, what is multiplied with the values where that is another tensor, a mask.
 
@@ -56,6 +61,8 @@ def score_parts(plan: KernelPlan) -> tuple[float, ...]:
     >>> score_parts(KernelPlan(dropout=0.1)), score_parts(KernelPlan(autocast="own")), score_parts(KernelPlan(element=4.0))
     ((2.0, 2.0, 1.0), (4.0, 2.0), (4.0,))
     """
+    if in_fp32(plan):
+        return (4.0, 4.0, 1.0) if plan.dropout else (4.0,)
     output = 4.0 if plan.autocast else plan.element
     read = (plan.element,) if plan.dropout or plan.autocast else ()
     return (output, *read, *((1.0,) if plan.dropout else ()))

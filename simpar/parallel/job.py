@@ -81,8 +81,16 @@ class Job:
     @cached_property
     def attention_kernel(self) -> str:
         """The attention kernel in force, of heads that it takes."""
-        asked, gpu = self.training.attention_kernel, self.hardware.gpu
+        asked, gpu = "unfused" if self._math_attention else self.training.attention_kernel, self.hardware.gpu
         return self.framework.kernels.attention_kernel(gpu.architecture) if asked == "auto" else asked
+
+    @cached_property
+    def _math_attention(self) -> bool:
+        """Whether torch's attention gets grouped keys where only its math backend takes them: before Ampere (no FlashAttention; the
+        memory-efficient kernel wants a key for every query: transformers issue 48633)."""
+        model, own = self.scenario.model, self.framework.kernels.sdpa and self.training.attention_kernel == "auto"
+        grouped = isinstance(model, TransformerSpec) and model.num_key_value_heads < model.num_attention_heads
+        return own and grouped and self.hardware.gpu.architecture in ("volta", "turing")
 
     @cached_property
     def compiled(self) -> bool:
@@ -103,7 +111,7 @@ class Job:
         fp8 = training.narrow_in("linears")
         narrow = fp8 and (not own.saves_gathered_input or training.precision in own.narrow_inputs)
         return KernelPlan(
-            library=library_of(own, training, compiled=compiled, tp=plan.tp),
+            library=library_of(own, training, compiled=compiled, tp=plan.tp, math_attention=self._math_attention),
             loss=loss,
             element=4.0 if training.precision in ("fp32", "tf32") else 2.0,
             wide_heads=((0, "unfused"),) if self.attention_kernel == "unfused" else wider,
@@ -321,7 +329,7 @@ class Job:
             gather=self._gather_bytes,
             bucket=trained if wrapped and self.plan.zero_stage == 0 else 0.0,
             # With several micro-batches they are there from the first one's backward on, that is at the peak.
-            gradients_persist=spec.optimizer.gradients_persist or self.num_microbatches > 1 or self.plan.pp > 1,
+            gradients_persist=spec.optimizer.persist(self.plan.zero_stage) or self.num_microbatches > 1 or self.plan.pp > 1,
         )
 
     @property
@@ -387,4 +395,5 @@ class Job:
             return 0.0
         kernel, _ = self.optimizer.update_kernel(self.framework.optimizer)
         between = kernel == "foreach" and self.training.optimizer in ("adamw", "adam", "adamw-foreach")
-        return self.framework.optimizer.update_bytes + (self.weight_bytes if between else 0.0)
+        wide = 4.0 if self.gradient_dtype == "fp32" else 0.0  # no copies of those are made
+        return max(self.framework.optimizer.update_bytes - wide, 0.0) + (self.weight_bytes if between else 0.0)

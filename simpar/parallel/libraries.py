@@ -9,12 +9,13 @@ from simpar.specs.framework_policies import Kernels
 from simpar.specs.training import TrainingSpec
 
 
-def library_of(own: Kernels, training: TrainingSpec, *, compiled: bool, tp: int) -> Kernels:
+def library_of(own: Kernels, training: TrainingSpec, *, compiled: bool, tp: int, math_attention: bool) -> Kernels:
     """The kernels `own` of a framework as a run has them.
 
     Args:
         compiled: layers run as compiled graphs.
         tp: tensor ranks.
+        math_attention: attention is that of torch's math backend.
     """
     here: dict[str, Any] = {
         "fused_activation": own.fused_activation or compiled or training.fuses("activation"),
@@ -27,6 +28,7 @@ def library_of(own: Kernels, training: TrainingSpec, *, compiled: bool, tp: int)
         "fused_clamp": own.fused_clamp or compiled,
         # The backward of a norm in a graph reads all gradients of what it made.
         "linears_apart": () if compiled else own.linears_apart,
+        "unfused_attention_fp32": own.unfused_attention_fp32 or math_attention,
         "saves_gathered_input": own.saves_gathered_input and tp > 1,
         "whole_embedding_gradient": own.whole_embedding_gradient and tp > 1,
     }

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from simpar.parallel.beside import op_of
+from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.keys import BlockOp, Gather, Reduce, Send
 from simpar.parallel.layout import Layout
 from simpar.parallel.work import Collective, Dimension, ExpertExchange, LocalOp
@@ -65,6 +68,19 @@ def _state(layout: Layout, key: Gather | Reduce, parameters: float, *, expert: b
     found = [Collective("reduce_scatter", amount, group)]
     if hybrid:
         found.append(Collective("all_reduce", amount / layout.placement(shard).size, replica))
+    return found
+
+
+def stays_gathered(layout: Layout, blocks: Sequence[LocalBlock]) -> list[bool]:
+    """Which of a stage's blocks keep the weights that their forward gathered for their backward: all, where a plan says so, else
+    those with few weights to pass in between, the last one among them."""
+    if not layout.plan.reshard_after_forward:
+        return [True] * len(blocks)
+    found, passed = [True] * len(blocks), 0.0
+    for index in range(len(blocks) - 1, 0, -1):
+        # Forward and backward of the blocks behind, with another forward of those that are recomputed.
+        passed += blocks[index].gathered_parameters * (3.0 if blocks[index].working > 0.0 else 2.0)
+        found[index - 1] = passed < layout.framework.data.fsdp_reuse_weights
     return found
 
 

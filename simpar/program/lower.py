@@ -31,6 +31,7 @@ from simpar.parallel.keys import (
     pair_of,
 )  # fmt: skip
 from simpar.parallel.layout import Layout
+from simpar.parallel.traffic import stays_gathered
 from simpar.program.builder import Place, Stamp
 from simpar.program.pipelines import Detail, Pipelines, Segment
 from simpar.program.program import OpKind, Program
@@ -118,6 +119,11 @@ class _Lowering(Pipelines):
             (self.overlapped if parts else self.action)(rank, action)
             if not apart:
                 stamps[kind] = Stamp(builder, begin, numbers)
+
+    @cached_property
+    def stays_gathered(self) -> list[list[bool]]:
+        """Which blocks of each model stage keep their gathered weights for the backward."""
+        return [stays_gathered(self.layout, blocks) for blocks in self.layout.stage_blocks]
 
     @cached_property
     def _each_by_itself(self) -> bool:
@@ -249,10 +255,8 @@ class _Lowering(Pipelines):
     def issue_gather(self, leaf: Action, pieces: list[Segment], position: int, letter: str) -> None:
         """The gather of the piece at `position`; it may start once the piece `ahead + 1` before it has finished."""
         stage, (first, last) = leaf.stage, pieces[position]
-        kept = not self.layout.plan.reshard_after_forward or last == self.blocks(stage)
-        if letter != "F" and kept:
-            # Not freed after the forward: the last group always stays (its backward is next).
-            return
+        if letter != "F" and all(self.stays_gathered[self.model_stage(stage)][first:last]):
+            return  # not freed after the forward
         ahead = self.layout.framework.data.fsdp_prefetch_groups
         if letter == "F" and one_queue(self.layout.on(self.model_stage(stage))):
             ahead = 0

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.layout import Layout
 from simpar.parallel.optimizers import more_moments
+from simpar.parallel.traffic import stays_gathered
 from simpar.result.stage_ends import STAGE_INPUT
 
 
@@ -122,15 +124,18 @@ class Gathers:
             waiting = sum(g for g, w in zip(own[1:], whole[1:], strict=True) if w)
             held, once = ([p * (not w) for p, w in zip(each, whole, strict=True)] for each in (held, trained))
             trained = [sum(trained) - sum(once) if whole[0] else once[0], *once[1:]]
-        kept = not layout.plan.reshard_after_forward  # from each block's forward to its backward
-        forward = [root + state.gather * sum(held[0 if kept else i : i + ahead + 1]) for i in range(len(held))]
-        weights = [root + state.gather * sum(held[0 if kept else max(i - ahead, 0) : i + 1]) for i in range(len(held))]
+        stays = stays_gathered(layout, blocks)
+        resting = [0.0, *accumulate(p * kept for p, kept in zip(held, stays, strict=True))]  # of the blocks before each
+        forward = [root + state.gather * (resting[i] + sum(held[i : i + ahead + 1])) for i in range(len(held))]
+        near = [max(i - ahead, 0) for i in range(len(held))]
+        weights = [root + state.gather * (resting[n] + sum(held[n : i + 1])) for i, n in enumerate(near)]
         behind = [state.reduce * p for p in (*trained[1:], 0.0)]
         # Gradients of the head wait for those of the embedding.
         waits = [waiting] * (len(blocks) - 1) + [0.0]
         begin = [w + b + g for w, b, g in zip(weights, behind, waits, strict=True)]
         if at_loss:
-            begin[-1] = weights[-1] if kept else root + state.gather * held[-1]  # nothing is prefetched before the loss is through
+            # Nothing is prefetched before the loss is through.
+            begin[-1] = root + state.gather * (resting[-2] + held[-1])
         end = [w + g + max(b, state.reduce * p) for w, g, b, p in zip(weights, own, behind, trained, strict=True)]
         end = [e + g for e, g in zip(end, waits, strict=True)]
         return cls(forward, begin, end)

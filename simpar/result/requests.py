@@ -15,6 +15,7 @@ from typing import Final
 from simpar.parallel.layout import Layout
 from simpar.parallel.lifetimes import Lifetimes, lifetimes
 from simpar.parallel.local_layer import LocalLayer
+from simpar.parallel.traffic import stays_gathered
 from simpar.result.allocator import HOST_AHEAD, HOST_WAITS, RECORDED, Event
 from simpar.result.gathers import (
     frozen_parameters,
@@ -165,6 +166,7 @@ class Sharded:
         layout = trace.layout
         self.trace, self.layout = trace, layout
         self.active = fully_sharded(layout) and layout.plan.pp == 1
+        self.stays = [stays_gathered(layout, blocks) for blocks in layout.stage_blocks]
         self.gathered: dict[tuple[int, int], tuple[int, ...]] = {}
         self.resting: dict[tuple[int, int], list[int]] = {}
         self.reducing = -1
@@ -195,8 +197,7 @@ class Sharded:
 
     def after_forward(self, stage: int, index: int) -> None:
         """The weights go, except the last block's, which the backward needs first."""
-        blocks = self.layout.stage_blocks[stage]
-        if self.active and self.layout.plan.reshard_after_forward and index < len(blocks) - 1 and not self._root(stage, index):
+        if self.active and not self.stays[stage][index] and not self._root(stage, index):
             self._reshard(stage, index)
 
     def _reshard(self, stage: int, index: int) -> None:
@@ -210,8 +211,7 @@ class Sharded:
         block, trace, state = self.layout.stage_blocks[stage][index], self.trace, self.layout.state_bytes
         weights = trace.lives(stage, index).gathered
         share = sum(self.layout.trained(block)) / (sum(weights) or 1.0) if self.layout.options.lora_rank else 1.0
-        at_loss = any(name == "head/logits" for name, _ in block.saved)
-        element = head_gradient_bytes(self.layout) if at_loss else state.gather
+        element = head_gradient_bytes(self.layout) if any(n == "head/logits" for n, _ in block.saved) else state.gather
         own = [trace.ask(w * share * element) for w in weights]
         held = sum(weights) * share
         kept = held_inputs(self.layout, block)

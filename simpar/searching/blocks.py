@@ -287,7 +287,7 @@ class Gathered:
     """Fully sharded weights that come and go with their blocks: bytes per weight gathered, per gradient, groups ahead.
 
     `adapters`: they alone have gradients. `head`: bytes of a gradient of the head before it is reduced. `stays`: from a block's
-    forward to its backward.
+    forward to its backward, at least where passes over fewer than `reuse` weights lie between.
     """
 
     gather: float
@@ -296,6 +296,7 @@ class Gathered:
     adapters: bool = False
     head: float = 2.0
     stays: bool = False
+    reuse: float = 0.0
 
 
 def serial_seconds(ops: Sequence[LocalOp], seconds: Sequence[float]) -> tuple[float, float]:

@@ -328,7 +328,7 @@ class DesignBounds:
         """Peak allocated bytes of every rank, or None where that depends on time: offloaded activations, gradients that pass."""
         group, state = choice.group, choice.state
         m = self.space.template.training.global_batch_size // (choice.micro_batch_size * group.dp)
-        passing = m == 1 and group.pp == 1 and not self.pricing.framework.optimizer.gradients_persist
+        passing = m == 1 and group.pp == 1 and not self.pricing.framework.optimizer.persist(state.zero_stage)
         if choice.offload.activations or passing:
             return None
         design = Design(group, choice.micro_batch_size, m, choice.variant, choice.pipeline)

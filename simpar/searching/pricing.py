@@ -297,7 +297,8 @@ class Pricing:
         layout = self._stated(group, variant, state)
         bytes_, ahead = layout.state_bytes, self.framework.data.fsdp_prefetch_groups
         adapters = self.template.training.trainable == "lora"
-        return Gathered(bytes_.gather, bytes_.reduce, ahead, adapters, head_gradient_bytes(layout), not state.reshard_after_forward)
+        stays, reuse = not state.reshard_after_forward, self.framework.data.fsdp_reuse_weights
+        return Gathered(bytes_.gather, bytes_.reduce, ahead, adapters, head_gradient_bytes(layout), stays, reuse)
 
     def per_weight(self, group: Group, variant: Variant, state: State) -> StateBytes:
         """Bytes per weight of each kind of state."""
@@ -316,7 +317,7 @@ class Pricing:
 
     def _stated(self, group: Group, variant: Variant, state: State) -> Layout:
         """A layout with the states of `variant` and `state`."""
-        key = ("bytes", variant.precision, state.zero_stage, state.offload_parameters, group.dp * group.cp > 1)
+        key = ("bytes", variant.precision, state.zero_stage, state.offload_parameters, group.dp * group.cp > 1, group.pp > 1)
         if key not in self._pricers:
             self._pricers[key] = self.state_layout(group, variant, state)
         return self._pricers[key].layout
@@ -357,7 +358,7 @@ class Pricing:
 
         `passing`: gradients may exist from the only backward to the update alone; then a bound leaves them out.
         """
-        persist = not passing or self.framework.optimizer.gradients_persist
+        persist = not passing or self.framework.optimizer.persist(state.zero_stage)
         own, away = self.per_weight(group, variant, state), state.offload_parameters
         kept = 0.0 if away else own.parameter - self.kept_casts(group, variant, state)
         moments = 0.0 if self._stated(group, variant, state).optimizer.paged else own.moments
@@ -378,8 +379,11 @@ class Pricing:
         return (a.parameters + a.gradients, a.optimizer), (b.parameters + b.gradients, b.optimizer)
 
     def update_share(self, group: Group, variant: Variant, state: State) -> float:
-        """What an update needs for itself over the resting optimizer state."""
-        return update_bytes(self.state_layout(group, variant, state).layout, 1.0)
+        """What an update needs for itself over what rests with the optimizer (`state_bytes`)."""
+        share = update_bytes(self.state_layout(group, variant, state).layout, 1.0)
+        each = state_memory(1.0, self.per_weight(group, variant, state), state.zero_stage, state.shard_size or group.dp * group.cp)
+        beside = each.gradients if self.framework.optimizer.gradients_to_host else 0.0
+        return share * each.optimizer / (each.optimizer + beside) if share else 0.0
 
     def waits(self, style: str) -> bool:
         """Whether every rank waits for all gradients before its update."""

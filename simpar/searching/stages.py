@@ -137,7 +137,8 @@ def _class_bytes(
     if gathered is not None:
         weights, root = of("dense") + of("expert"), of("root")
         trained = of("lora") if gathered.adapters else weights
-        forward, begin, end = _gathers(weights, trained, root, logits[:, -1] > 0, gathered)
+        passes = weights * np.where(working > 0.0, 3.0, 2.0)
+        forward, begin, end = _gathers(weights, trained, root, logits[:, -1] > 0, passes, gathered)
         passing = np.maximum(passing + begin, end - kept - logits - working)
         freed = stays - 2.0 * of("held")
     return (
@@ -153,9 +154,13 @@ def _worst(extra: FloatArray, freed: FloatArray) -> FloatArray:
 
 
 def _gathers(
-    held: FloatArray, trained: FloatArray, root: FloatArray, loss: np.ndarray, gathered: Gathered
+    held: FloatArray, trained: FloatArray, root: FloatArray, loss: np.ndarray, passes: FloatArray, gathered: Gathered
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Gathered weights and gradients [R, blocks] in the forward, at the begin and at the end of each block's backward."""
+    """Gathered weights and gradients [R, blocks] in the forward, at the begin and at the end of each block's backward.
+
+    Args:
+        passes: weights that all passes over a block meet.
+    """
     own, rooted = 2.0 * trained, root > 0.0
     own[:, -1] *= np.where(loss, gathered.head / 2.0, 1.0)
     # Gradients of the head wait for those of the embedding.
@@ -163,16 +168,19 @@ def _gathers(
     late = np.where(rooted, trained, 0.0).sum(axis=1)
     held, trained = np.where(rooted, 0.0, held), np.where(rooted, 0.0, trained)
     trained[:, 0] += np.where(rooted[:, 0], late, 0.0)
-    total = np.concatenate([np.zeros((len(held), 1)), np.cumsum(held, axis=1)], axis=1)
+    stay = gathered.stays | (np.cumsum(passes[:, ::-1], axis=1)[:, ::-1] - passes < gathered.reuse)
+    total, resting = (np.pad(np.cumsum(each, axis=1), ((0, 0), (1, 0))) for each in (held, held * stay))
     count, index = held.shape[1], np.arange(held.shape[1])
     whole = gathered.gather * root.sum(axis=1, keepdims=True)
-    first, earlier = (0 * index, 0 * index) if gathered.stays else (index, np.maximum(index - gathered.ahead, 0))
-    forward = whole + gathered.gather * (total[:, np.minimum(index + gathered.ahead + 1, count)] - total[:, first])
-    weights = whole + gathered.gather * (total[:, index + 1] - total[:, earlier])
+    near = np.maximum(index - gathered.ahead, 0)
+    forward = whole + gathered.gather * (
+        resting[:, index] + total[:, np.minimum(index + gathered.ahead + 1, count)] - total[:, index]
+    )
+    weights = whole + gathered.gather * (resting[:, near] + total[:, index + 1] - total[:, near])
     behind = gathered.reduce * np.concatenate([trained[:, 1:], np.zeros((len(held), 1))], axis=1)
     begin = weights + behind + waiting
     # Nothing is prefetched before the loss is through.
-    at_loss = weights[:, -1] if gathered.stays else whole[:, 0] + gathered.gather * held[:, -1]
+    at_loss = whole[:, 0] + gathered.gather * (resting[:, -2] + held[:, -1])
     begin[:, -1] = np.where(loss, at_loss, begin[:, -1])
     end = weights + waiting + own + np.maximum(behind, gathered.reduce * trained)
     return forward, begin, end

@@ -181,7 +181,8 @@ class Shardings:
         self.data = np.array([t.data for t in traffic])
         self.at_start, self.after = np.array([t.at_start for t in traffic]), np.array([t.after for t in traffic])
         self.always, self.reduces_always = np.array([t.always for t in traffic]), np.array([t.reduce_always for t in traffic])
-        self.frees = np.array([s.reshard_after_forward for s in self.states])
+        # A bound: some blocks may keep their weights.
+        self.frees = np.array([s.reshard_after_forward and not pricing.framework.data.fsdp_reuse_weights for s in self.states])
         # Fully sharded gradients go block by block even where the last micro-batch alone reduces them.
         self.hidden = np.array([h.reduce for h in hidden]) | self.always
         # What of a sharding is hidden does not matter to its prices.

@@ -5,11 +5,67 @@ from __future__ import annotations
 from typing import Final
 
 from simpar.specs.framework_releases import FrameworkRow as Row
-from simpar.specs.framework_torch import LINEARS_APART
+from simpar.specs.framework_torch import LINEARS_APART, TORCH
 from simpar.specs.framework_words import LOSS_WORK
 
 _OTHERS: Final = LOSS_WORK[:-1]
 """All but the tiled loss."""
+
+BF16_OPTIMIZER: Final = "DeepSpeed engine.py, bf16 without ZeRO is bf16_optimizer.py's, whose fp32 states are sharded (PR 1801)"
+
+DEEPSPEED: Final = (
+    Row(
+        (2020, 1),
+        {**TORCH, "zero_stage_with_pp": 1,
+         "abilities": ("pure_bf16", "narrow_optimizers", "host_parameters", "fused_kernels", "quantised_base"),
+         "zero_stage_default": 3, "states_follow_parameters": False,
+         "bucket_bytes": 0.0, "bucket_elements_min": 5e8, "gradient_dtype": "fp16", "fsdp_reduce_dtype": "fp16",
+         "attention": (("", "unfused"),), "optimizer_traffic_bytes": 40.0, "gradients_persist": True, "layer_cpu_s": 1e-3,
+         "recompute_default": "full", "optimizer_tensor_cpu_s": 0.0, "fsdp_prefetch_groups": 0, "fsdp_rank_lists": True},
+        "DeepSpeed config defaults: buckets of 5e8 elements, overlap_comm only for stage 3; hook overhead "
+        "assumed; v0.4.0 partition_parameters.py: _allgather_param and _reduce_scatter_gradient take a weight each, a list of "
+        "world_size parts that torch copies out of or into a flat buffer one by one, behind torch.cuda.synchronize(), so that "
+        "nothing is fetched ahead (until PR 1188 and 1453); weights below param_persistence_threshold, 1e5 elements, stay",
+    ),
+    Row(
+        (2022, 1),
+        {"fsdp_prefetch_groups": 1, "fsdp_rank_lists": False, "fsdp_gather_copy_bytes": 4.0,
+         "fsdp_reduce_copy_bytes": 8.0, "fsdp_module_cpu_s": 0.29e-3, "gradients_persist": "sharded",
+         "fsdp_reuse_weights": 1e9, "update_bytes": 4.0, "host_update_bytes": 14.0, "gradients_to_host": True},
+        "DeepSpeed stage3.py: unscale_and_clip_grads scales the fp32 gradients on the host (8 bytes), "
+        "_reassign_or_swap_out_partitioned_parameters copies fp32 weights there to 16-bit ones on the GPU, which torch casts "
+        "first (6); the flat buffer of gradients lies where the optimizer does; partition_parameters.py: each weight is put "
+        "together from its ranks' parts, gradients are put into a bucket and that into the order of ranks; 276-300 us of "
+        "hooks per module forward and as much backward (deepspeed 0.19, an empty process group, one server core); the host "
+        "waits with more than two fetches in flight; partitioned_param_coordinator.py __params_to_release: a module's weights stay "
+        "if they come again within stage3_max_reuse_distance (1e9 weights by default); stage_1_and_2.py: gradients are freed as "
+        "they are reduced, and step makes fp32 ones of the rank's part, as stage3.py does of its grad_partitions_flat_buffer",
+    ),
+    Row((2022, 4), {"bf16_shards_states": True}, BF16_OPTIMIZER),
+    Row(
+        (2023, 8),
+        {"attention": (("", "fa2"),), "gradient_dtype": "fp32", "gradients_like_weights": True,
+         "sharded_grad_reduce": "all_reduce_beside", "fsdp_reduce_dtype": "bf16", "recompute_default": "none", "fused_norm": False,
+         "adapters": "each", "adapter_cpu_s": 25e-6, "linears_apart": LINEARS_APART},
+        "transformers with FlashAttention 2 and peft's adapters (see transformers), whose models' RMSNorm is a chain of "
+        "elementary kernels; before version 5 it loops over experts, and ZeRO-3 fetches each weight of them, which is not "
+        "priced: the one run known, 5 ms per expert and pass, tells no law; engine.py get_data_types (PR 2847 of 2023-03): "
+        "gradients are as wide as the weights (but in pipelines, PR 4713), on the wire too (communication_data_type); "
+        "stage_1_and_2.py average_tensor: a bucket is all-reduced, each rank takes its part (use_multi_rank_bucket_allreduce, "
+        "on by default)",
+    ),
+    Row(
+        (2025, 8),
+        {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn")), "rocm_attention": ""},
+        "torch 2.8 SDPA, the default of transformers' models",
+    ),
+    Row(
+        (2026, 3),
+        {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn9.19"))},
+        "torch 2.11 comes with cuDNN 9.19 (2.10 with 9.10)",
+    ),
+)  # fmt: skip
+"""DeepSpeed's ZeRO around models of torch modules."""
 
 TRANSFORMERS: Final = (
     Row(
@@ -79,7 +135,8 @@ TRANSFORMERS: Final = (
          "rocm_attention": ""},
         "transformers training_args.py: adamw_torch_fused by default with torch 2.8 and later; modeling_utils.py: torch's SDPA "
         "unless a run asks for another, whose first choice on Hopper and Blackwell is cuDNN by then; masking_utils.py "
-        "_ignore_causal_mask_sdpa: a layer of a window shorter than the sequence gets its mask as a tensor",
+        "_ignore_causal_mask_sdpa: a layer of a window shorter than the sequence gets its mask as a tensor; 4.54 "
+        "integrations/sdpa_attention.py use_gqa_in_sdpa (PR 39412): keys are no longer repeated before it",
     ),
     Row(
         (2025, 12),
@@ -209,6 +266,7 @@ LIT_GPT: Final = (
 """Lightning's model of plain modules under Fabric."""
 
 FINETUNING: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
+    "deepspeed": ("", DEEPSPEED),
     "lit-gpt": ("torchtitan", LIT_GPT),
     "transformers": ("torch-fsdp", TRANSFORMERS),
     "trl": ("transformers", TRL),

@@ -71,7 +71,8 @@ class Kernels(Policy):
         rocm_attention: what runs instead of a fused kernel of `attention` on AMD's GPUs, FlexAttention apart: fa2 (Composable
             Kernel: flash-attn's and, at first, TransformerEngine's), aiter; "" = what torch's SDPA runs there.
         rocm_sdpa: what that is.
-        sdpa: attention is torch's scaled_dot_product_attention, to which a window comes as a mask (parallel/local_layer.py).
+        sdpa: attention is torch's scaled_dot_product_attention, to which a window comes as a mask (parallel/local_layer.py) and
+            grouped keys as they are (enable_gqa).
         unlisted_attention: kernels that per-op selective checkpointing does not save, so that they run again.
         listed_exchanges: of which models it saves what expert ranks exchange: none, those without norms of queries and keys, all.
         te_scaling: TransformerEngine's one scale of a tensor: from steps before (delayed), of its values (current); "" = none.
@@ -208,7 +209,8 @@ class Optimizer(Policy):
         gradient_adds: where kernels of their own add every micro-batch's gradients to a sum ("pipelines": fully sharded frameworks
             reduce each micro-batch and add shards, but in a pipeline add whole gradients); "" = nowhere.
         gradient_add_casts: another kernel casts each gradient to the sum's dtype first.
-        gradients_persist: gradients live in buffers of their own; False: they exist from the first backward to the update.
+        gradients_persist: gradients live in buffers of their own; False: they exist from the first backward to the update;
+            "sharded": those of fully sharded weights live in a buffer, others do not.
         gradients_to_host: gradients rest in host memory where the states do.
         states_follow_parameters: sharded weights in host memory have their gradients and the optimizer's states there, and are
             updated there.
@@ -240,7 +242,7 @@ class Optimizer(Policy):
     gradient_reduce_dtype: GradientDtype | None = None
     gradient_adds: Literal["", "always", "pipelines"] = ""
     gradient_add_casts: bool = False
-    gradients_persist: bool = True
+    gradients_persist: bool | Literal["sharded"] = True
     gradients_to_host: bool = False
     states_follow_parameters: bool = False
     gradient_copy_bytes: float = 0.0
@@ -256,6 +258,10 @@ class Optimizer(Policy):
     host_update_bytes: float = 2.0
     whole_gradient_bytes: float = 0.0
     optimizer_post_validation: bool = False
+
+    def persist(self, zero_stage: int) -> bool:
+        """Whether the gradients of a rank live in buffers of their own."""
+        return zero_stage == 3 if self.gradients_persist == "sharded" else self.gradients_persist
 
     def gradients(self, precision: str, pp: int) -> GradientDtype:
         """Default accumulation dtype of gradients in a run of `precision` on so many pipeline ranks."""
@@ -279,9 +285,9 @@ class DataParallel(Policy):
             (gradient_as_bucket_view is off by default).
         overlap_grad_reduce, overlap_param_gather: defaults of the launch scripts of that time.
         reduces_together: pipeline ranks launch the reductions that overlap at the same time, as those slow the compute beside them.
-        sharded_grad_reduce: with sharded optimizer states alone (ZeRO-1) gradients are reduce-scattered ("scatter"), beside the
-            backward where that is asked for, or all-reduced whole, in the same way ("all_reduce_beside") or once the last backward
-            is through ("all_reduce").
+        sharded_grad_reduce: while weights are whole (ZeRO 1 and 2) gradients are reduce-scattered ("scatter"), beside the
+            backward where that is asked for, or all-reduced whole, in the same way ("all_reduce_beside") or with ZeRO-1 once the
+            last backward is through ("all_reduce").
         broadcasts_weights: with sharded optimizer states alone every rank updates whole tensors and broadcasts those of its own;
             False: every rank updates a slice of a buffer, which is all-gathered.
         gather_copy_bytes: HBM bytes per parameter of packing updated weights before their gather and unpacking them after it.
@@ -295,6 +301,8 @@ class DataParallel(Policy):
             reduces (torch FSDP2); False: a buffer of the reduction's own stream that goes with it.
         fsdp_defers_reduction: default; micro-batches but the last of a step add whole gradients, in the dtype they are reduced in
             (no_sync), and the last alone reduces them.
+        fsdp_reuse_weights: a group stays gathered from its forward to its backward where passes over fewer weights lie between
+            (the last group always does).
         fsdp_root: of which models embedding, last norm and head are one group, gathered from the begin of a forward to the end of
             its backward and reduced there, as the root of torch's FSDP is; of the others each end is a group of its own.
         fsdp_frozen_holds_inputs: where a group is frozen and its layer is checkpointed with reentrant autograd, the layer's input
@@ -322,13 +330,14 @@ class DataParallel(Policy):
     fsdp_reduce_copy_bytes: float = 0.0
     fsdp_reduce_input_stays: bool = False
     fsdp_defers_reduction: bool = False
+    fsdp_reuse_weights: float = 0.0
     fsdp_root: Literal["all", "tied", "none"] = "none"
     fsdp_frozen_holds_inputs: bool = False
     offload_blocks_compute: bool = False
 
     def all_reduces_whole(self, zero_stage: int) -> bool:
         """Whether gradients are all-reduced whole although the optimizer's states are sharded."""
-        return zero_stage == 1 and self.sharded_grad_reduce != "scatter"
+        return zero_stage in (1, 2) and self.sharded_grad_reduce != "scatter"
 
     def reduces_beside_backward(self, zero_stage: int, chosen: bool | None) -> bool:
         """Whether gradients are reduced beside the backward; `chosen`: what the plan says, none = the default."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from simpar.specs.framework_finetuning import FINETUNING
+from simpar.specs.framework_finetuning import BF16_OPTIMIZER, FINETUNING
 from simpar.specs.framework_releases import Base
 from simpar.specs.framework_releases import FrameworkRow as Row
 from simpar.specs.framework_runtime import LAZY_CONNECTIONS, MiB
@@ -124,7 +124,6 @@ _MEGATRON: Final = (
         "Megatron-LM e4ba3a30 (2026-08-17): all documents at once; TransformerEngine 2.18 (70101184): chunks put in order at once"),
 )  # fmt: skip
 
-_BF16_OPTIMIZER: Final = "DeepSpeed engine.py, bf16 without ZeRO is bf16_optimizer.py's, whose fp32 states are sharded (PR 1801)"
 _FP8_BLOCK: Final = 1.0 + 4.0 / 128.0
 """Bytes per element in fp8 with an fp32 scale per 128 elements."""
 
@@ -205,7 +204,7 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
                 "ones, casts and adds them up after every backward (update_hp_grads), fp16 gradients are added by autograd; "
                 "bigscience-workshop/Megatron-DeepSpeed megatron/mpu/layers.py reduces input gradients before it goes on "
                 "(copy_to_tensor_model_parallel_region)"),
-            Row((2022, 4), {"bf16_shards_states": True}, _BF16_OPTIMIZER),
+            Row((2022, 4), {"bf16_shards_states": True}, BF16_OPTIMIZER),
             Row((2023, 3), {"gradients_like_weights": True},
                 "DeepSpeed engine.py get_data_types: ZeRO accumulates in the dtype of what it trains unless a run says (PR 2847); "
                 "pipelines go on with bf16_optimizer.py (PR 4713)"),
@@ -291,40 +290,6 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
               "optimizer_kernel": "loop", "linears_apart": ()},
              "jzhang38/TinyLlama, a fork of lit-gpt: FlashAttention 2 with its RMSNorm, rotary and cross-entropy kernels and "
              "xformers' SwiGLU; pretrain/tinyllama.py: FSDP per block, AdamW with foreach=False"),),
-    ),
-    "deepspeed": (
-        "",
-        (Row((2020, 1),
-             {**_TORCH, "zero_stage_with_pp": 1,
-              "abilities": ("pure_bf16", "narrow_optimizers", "host_parameters", "fused_kernels", "quantised_base"),
-              "zero_stage_default": 3, "states_follow_parameters": False,
-              "bucket_bytes": 0.0, "bucket_elements_min": 5e8, "gradient_dtype": "fp16", "fsdp_reduce_dtype": "fp16",
-              "attention": (("", "unfused"),), "optimizer_traffic_bytes": 40.0, "gradients_persist": True, "layer_cpu_s": 1e-3,
-              "recompute_default": "full", "optimizer_tensor_cpu_s": 0.0, "fsdp_prefetch_groups": 0, "fsdp_rank_lists": True},
-             "DeepSpeed config defaults: buckets of 5e8 elements, overlap_comm only for stage 3; hook overhead "
-             "assumed; v0.4.0 partition_parameters.py: _allgather_param and _reduce_scatter_gradient take a weight each, a list of "
-             "world_size parts that torch copies out of or into a flat buffer one by one, behind torch.cuda.synchronize(), so that "
-             "nothing is fetched ahead (until PR 1188 and 1453); weights below param_persistence_threshold, 1e5 elements, stay"),
-         Row((2022, 1), {"fsdp_prefetch_groups": 1, "fsdp_rank_lists": False, "fsdp_gather_copy_bytes": 4.0,
-                         "fsdp_reduce_copy_bytes": 8.0, "fsdp_module_cpu_s": 0.29e-3,
-                         "host_update_bytes": 14.0, "gradients_to_host": True},
-             "DeepSpeed stage3.py: unscale_and_clip_grads scales the fp32 gradients on the host (8 bytes), "
-             "_reassign_or_swap_out_partitioned_parameters copies fp32 weights there to 16-bit ones on the GPU, which torch casts "
-             "first (6); the flat buffer of gradients lies where the optimizer does; partition_parameters.py: each weight is put "
-             "together from its ranks' parts, gradients are put into a bucket and that into the order of ranks; 276-300 us of "
-             "hooks per module forward and as much backward (deepspeed 0.19, an empty process group, one server core); the host "
-             "waits with more than two fetches in flight"),
-         Row((2022, 4), {"bf16_shards_states": True}, _BF16_OPTIMIZER),
-         Row((2023, 8), {"attention": (("", "fa2"),), "gradient_dtype": "fp32", "fsdp_reduce_dtype": "bf16",
-                         "recompute_default": "none", "fused_norm": False, "adapters": "each", "adapter_cpu_s": 25e-6,
-                         "linears_apart": LINEARS_APART},
-             "transformers with FlashAttention 2 and peft's adapters (see transformers), whose models' RMSNorm is a chain of "
-             "elementary kernels; before version 5 it loops over experts, and ZeRO-3 fetches each weight of them, which is not "
-             "priced: the one run known, 5 ms per expert and pass, tells no law"),
-         Row((2025, 8), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn")), "rocm_attention": ""},
-             "torch 2.8 SDPA, the default of transformers' models"),
-         Row((2026, 3), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn9.19"))},
-             "torch 2.11 comes with cuDNN 9.19 (2.10 with 9.10)")),
     ),
     "internevo": (
         "megatron-core",

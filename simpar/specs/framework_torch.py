@@ -183,7 +183,7 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
     ),
     "plain": (
         "",
-        (Row((2020, 1), {**TORCH, "zero_stage_default": 0, "overlap_param_gather": False, "fused_norm": False,
+        (Row((2020, 1), {**TORCH, "zero_stage_default": 0, "overlap_param_gather": False, "fused_norm": False, "ddp": "several",
                          "attention": (("", "unfused"),), "logits_fp32_copies_compiled": 0.5, "separate_casts": True,
                          "loss_of_16_bits": "half"},
              "torch modules with DistributedDataParallel; torch.compile takes the whole model, whose forward has the loss (nanoGPT "
