@@ -27,7 +27,7 @@ from simpar.evidence.intervals import (
     quantile,
     scored,
 )
-from simpar.evidence.pooled import LeftOut, candidates, fit, gated, select
+from simpar.evidence.pooled import LeftOut, candidates, fit, gated, regained, select
 from simpar.evidence.predicted import predict, stalled
 from simpar.evidence.run_type import Measured
 from simpar.evidence.samples import MOST_ROWS, Data, Peak, Sample, errors, evenly, seen_of
@@ -203,6 +203,17 @@ def test_a_constant_of_an_architecture_leaves_alone_a_family_that_it_harms(sourc
     assert alone.holds("unseen", "a")
     assert alone.group == "architecture=a, not right"
     assert len(alone.sources) == 16
+
+
+def test_a_kept_constant_has_the_gain_of_the_runs_at_hand() -> None:
+    """Its value stays; what it gains is what leaving it out would cost the sources of now."""
+    entry = Constant(name="compute", architecture="a", value=1.2, gain=0.5, gain_se=0.1)
+    pays, idle = (Data.of(runs(12, true={"compute": true})) for true in (1.3, 1.0))
+    (found,), (chosen,) = regained(pays, [entry]), gated(pays, [entry])
+    assert found.value == entry.value
+    assert (found.gain, found.gain_se, found.sources) == (chosen.gain, chosen.gain_se, chosen.sources)
+    (found,) = regained(idle, [entry])
+    assert found.gain < found.gain_se
 
 
 def test_a_family_of_two_sources_is_no_exception() -> None:

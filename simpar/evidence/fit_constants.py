@@ -4,8 +4,8 @@
 
 Every run is simulated once under the constants at hand and split into the parts that they scale (`samples`). Constants belong to
 an architecture and pass a gate there (`pooled`); what is reported as unseen repeats all of it without each source.
-Widths of intervals follow from those errors (`intervals`). With --keep the constants stay as they are: new runs then count among
-the unseen, and widen or narrow intervals, without a new fit.
+Widths of intervals follow from those errors (`intervals`). With --keep the constants stay as they are, with their gains on the runs
+at hand: new runs then count among the unseen, and widen or narrow intervals, without a new fit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from simpar.evidence.intervals import (
     peaks_covered,
 )
 from simpar.evidence.leaderboard import COLUMNS, UNSEEN
-from simpar.evidence.pooled import LEAST_SOURCES, fit, select
+from simpar.evidence.pooled import LEAST_SOURCES, fit, regained, select
 from simpar.evidence.samples import RUN_LEVEL, Data, FloatArray, Peak, collect, errors
 from simpar.specs.base import data_dir, stored_runs
 from simpar.specs.calibration import ANY, FILE, WIDTHS, Constant, Unseen, constants
@@ -148,7 +148,7 @@ def main() -> None:
     names, alone = tuple(e.name for e in odd), {source for e in odd for source in e.sources}
     without = {s.id: s for s in collect(files, options.workers, shipped, alone, names)[0]}
     free = Data.of([without.get(s.id, s) for s in samples])
-    chosen = [e for e in shipped if e.name in RUN_LEVEL] if options.keep else select(data)
+    chosen = regained(data, [e for e in shipped if e.name in RUN_LEVEL]) if options.keep else select(data)
     neutral = errors(free, ())
     unseen = left_out(data, "source", select, options.workers, free)
     refitted = left_out(data, "source", partial(fit, entries=tuple(chosen)), options.workers, free)

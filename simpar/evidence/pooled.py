@@ -236,6 +236,15 @@ def described(data: Data, entry: Constant, gain: tuple[float, float] = (0.0, 0.0
     return entry.model_copy(update=update)
 
 
+def regained(data: Data, entries: Sequence[Constant]) -> tuple[Constant, ...]:
+    """`entries` as they are, each with its rows, sources and gain on `data`, where the others are fitted beside it."""
+    left = LeftOut.of(data, fit(data, entries))
+    every = range(len(entries))
+    now, members = left.errors(every), left.slopes != 0.0
+    saved = [left.errors([j for j in every if j != k]) - now for k in every]
+    return tuple(described(data, entry, left.gain(saved[k], members[:, k])) for k, entry in enumerate(entries))
+
+
 def select(data: Data) -> tuple[Constant, ...]:
     """The constants that pay, fitted on all of `data`."""
     return gated(data, candidates(data))
