@@ -90,8 +90,8 @@ def test_what_published_clusters_add_is_a_line_of_its_own(profile: Path) -> None
     from simpar.step import simulate
 
     # Of a family and machine that something is fitted for.
-    found = simulate(layout(str(profile), "torchtitan").scenario)
-    constants = layout("dgx-h100", "torchtitan").calibration
+    found = simulate(layout(str(profile), "torch-fsdp").scenario)
+    constants = layout("dgx-h100", "torch-fsdp").calibration
     assert len(found.notes) == 1
     assert constants.memory != 1.0
     assert f"memory x {constants.memory:.3g}" in found.notes[0]
@@ -102,4 +102,4 @@ def test_what_published_clusters_add_is_a_line_of_its_own(profile: Path) -> None
     console.print(step_report(found))
     assert f"note: {found.notes[0]}" in console.export_text()
     assert html.escape(found.notes[0]) in step_page(found)
-    assert simulate(layout("dgx-h100", "torchtitan").scenario).notes == ()
+    assert simulate(layout("dgx-h100", "torch-fsdp").scenario).notes == ()

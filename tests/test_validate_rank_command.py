@@ -19,6 +19,7 @@ from simpar.live.rank import CLASSES, TOLERANCE, Row, compare, plan_of, predict,
 from simpar.live.rank_command import RankOptions, RankReport, run
 from simpar.live.rank_layouts import WORKER_FILES, read_layouts, write_bundle
 from simpar.live.rank_plan import rank_plan
+from simpar.specs.calibration import Constant, calibrated_by
 from simpar.specs.scenario import Scenario, make_scenario
 
 NEEDS_TORCH = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the torch extra is not installed")
@@ -119,7 +120,8 @@ def test_a_gpu_measurement_is_read_back(tmp_path: Path) -> None:
     wide = {**MODEL, "hidden_size": 2048, "head_dim": 256, "intermediate_size": 8192}
     plan = rank_plan(scenario(wide, {"sequence_length": 4096}, dp=8), 3, layers=2)
     (tmp_path / "a.json").write_text(json.dumps(measured_like(plan, 1.01)))
-    found = run(RankOptions(measured=tmp_path / "a.json"), kernel_kind)
+    with calibrated_by((Constant(name="memory", architecture="hopper", value=1.5),)):
+        found = run(RankOptions(measured=tmp_path / "a.json"), kernel_kind)
     assert isinstance(found, RankReport)
     errors = {(r.metric, r.part): r.error for r in found.rows}
     for metric in ("allocated_bytes", "reserved_bytes", "step_time_s"):
