@@ -22,7 +22,7 @@ from simpar.cli import main
 from simpar.errors import InputError
 from simpar.searching import cluster as on_cluster
 from simpar.searching import executors
-from simpar.searching.executors import Board
+from simpar.searching.executors import SharedLimits
 from simpar.searching.find import Found, Watch, find
 from simpar.searching.incumbents import Incumbents, Limits
 from simpar.searching.parts import Wish
@@ -122,7 +122,7 @@ def test_workers_that_keep_dying_are_one_clear_message(space: Space, monkeypatch
 
 
 def test_what_must_be_beaten_is_read_whole_or_not_at_all() -> None:
-    board = Board(multiprocessing)
+    board = SharedLimits(multiprocessing)
     assert board.read() == Limits(), "anything will do"
     board.write(Limits(2.0, 3.0, (1, 2, 3, 4, 5, 6, 7)))
     assert board.read() == Limits(2.0, 3.0, (1, 2, 3, 4, 5, 6, 7))

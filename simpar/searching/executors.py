@@ -37,7 +37,7 @@ _POINTS: Final = 512
 """Layouts of a front that are told at most; the fastest."""
 
 
-class Board:
+class SharedLimits:
     """What layouts must beat, written by one process and read by others."""
 
     def __init__(self, context: Any) -> None:
@@ -164,7 +164,7 @@ def in_process(task: Task, until_s: float = inf) -> Iterator[PartResult]:
 
 
 @rarely_collected()
-def _worker(pipe: Connection, board: Board, space: Space, wish: Wish) -> None:
+def _worker(pipe: Connection, shared: SharedLimits, space: Space, wish: Wish) -> None:
     """A process: takes parts from the pipe until it closes, to survey or to solve; sends layouts, bounds and results."""
     follow_parent()
     with suppress(EOFError, OSError):
@@ -177,7 +177,7 @@ def _worker(pipe: Connection, board: Board, space: Space, wish: Wish) -> None:
                     continue
                 now = Now(lambda bound, closed: pipe.send(("progress", (bound, closed))), closed)
                 followers = Followers(lambda scored: pipe.send(("scored", scored)), now, now.closing)
-                result = solve_part(space, wish, part, nodes, known, board.read, followers)
+                result = solve_part(space, wish, part, nodes, known, shared.read, followers)
                 pipe.send(("done", result))
             except (EOFError, OSError):
                 raise
@@ -209,8 +209,8 @@ class _Pool:
     def __init__(self, task: Task, count: int) -> None:
         self.task, self.left, self.deaths = task, dict(task.parts), 0
         self._context = multiprocessing.get_context("spawn")
-        self._board = Board(self._context)
-        self._board.write(task.incumbents.limits)
+        self._shared = SharedLimits(self._context)
+        self._shared.write(task.incumbents.limits)
         self._waiting = list(task.parts)
         # Parts that wait for a worker have no bound yet; a glance at them costs little.
         self._unseen = [p for p in self._waiting if p not in task.surveyed] if len(task.parts) > count else []
@@ -218,7 +218,7 @@ class _Pool:
 
     def _hire(self) -> _Busy:
         mine, theirs = self._context.Pipe()
-        arguments = (theirs, self._board, self.task.space, self.task.wish)
+        arguments = (theirs, self._shared, self.task.space, self.task.wish)
         process = self._context.Process(target=_worker, args=arguments, daemon=True)
         with interrupts_held():
             process.start()
@@ -246,7 +246,7 @@ class _Pool:
                 if result is not None:
                     del self.left[result.part]
                     yield result
-            self._board.write(self.task.incumbents.limits)
+            self._shared.write(self.task.incumbents.limits)
 
     def _give(self, worker: _Busy) -> None:
         worker.surveys = bool(self._unseen)
@@ -333,4 +333,4 @@ def alone_first(task: Task, cut: Callable[[int], list[list[Node]]]) -> Iterator[
         yield from processes(task, cores)
 
 
-__all__ = ["EVERY_S", "RETRIES", "Board", "Now", "Task", "alone_first", "in_process", "processes"]
+__all__ = ["EVERY_S", "RETRIES", "Now", "SharedLimits", "Task", "alone_first", "in_process", "processes"]

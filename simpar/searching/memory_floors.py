@@ -237,7 +237,7 @@ def least_states(
     if pricing.template.training.trainable == "lora":
         return np.zeros_like(weights[0])
     parts, found = 1 if any(o.optimizer for o in space.offloads) else 2, []
-    for state in space.spreads(group):
+    for state in space.shardings(group):
         dense, expert = (sum(per[:parts]) for per in pricing.state_bytes(group, variant, state, passing=group.pp == 1))
         more = 0.0
         if pricing.stays_gathered(group, state):

@@ -324,7 +324,7 @@ class Space:
         return tuple(s for s in dict.fromkeys(self._states(group)) if can(group, s))
 
     @kept
-    def spreads(self, group: Group) -> tuple[State, ...]:
+    def shardings(self, group: Group) -> tuple[State, ...]:
         """The first of the shardings that differ in where states lie: prices and bytes do not depend on what is hidden."""
         found: dict[object, State] = {}
         for state in self.states(group):
