@@ -273,10 +273,11 @@ class ProgressLine:
 
 def progress_text(watch: Watch) -> str:
     """Where a search stands, on one line."""
-    best = "nothing found yet" if watch.best is None else f"{format_seconds(watch.best.step_time_s)} {watch.best.choice}"
-    gap = "" if watch.gap is None else f"gap {watch.gap:.2%}, "
+    # The layout is last: a narrow terminal cuts the line.
     chance = "" if (likely := watch.chance()) is None else f" (P(best) {likely:.0%})"
-    return f"{watch.seconds:.0f} s, {gap}part {watch.done}/{watch.parts}, {watch.simulated} simulated, best {best}{chance}"
+    best = "nothing found yet" if watch.best is None else f"{format_seconds(watch.best.step_time_s)}{chance} {watch.best.choice}"
+    gap = "" if watch.gap is None else f"gap {watch.gap:.2%}, "
+    return f"{watch.seconds:.0f} s, {gap}part {watch.done}/{watch.parts}, {watch.simulated} simulated, best {best}"
 
 
 class Steps:
