@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from simpar.cli import main
 from simpar.errors import InputError
 from simpar.interop import deepspeed, megatron
 from simpar.parallel.layout import Layout
@@ -70,3 +72,25 @@ def test_frameworks_that_cannot_say_so(tool: Any) -> None:
 def test_it_belongs_to_whole_layers() -> None:
     with pytest.raises(InputError, match=r"plan\.recompute\.every"):
         job({"granularity": "selective", "every": 2})
+
+
+def test_the_search_says_that_it_is_no_choice_of_its(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text("""
+model = "qwen3-8b"
+framework = "torchtitan"
+[cluster]
+hardware = "dgx-h100"
+num_nodes = 1
+[plan]
+zero_stage = 3
+recompute = { granularity = "full", every = 2 }
+[training]
+sequence_length = 2048
+global_batch_size = 32
+""")
+    for arguments, named in ((["improve"], "plan.recompute.every"), (["search", "--fix", "recompute=full/2"], "full/2")):
+        with pytest.raises(SystemExit) as ended:
+            main([*arguments, str(file)])
+        assert ended.value.code == 2
+        assert named in capsys.readouterr().err

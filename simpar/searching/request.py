@@ -15,7 +15,7 @@ from simpar.searching.refusals import check_space, check_values
 from simpar.searching.space import Space
 from simpar.specs.base import validate
 from simpar.specs.framework import framework
-from simpar.specs.plan import PlanSpec
+from simpar.specs.plan import PlanSpec, RecomputeSpec
 from simpar.specs.scenario import Scenario, make_scenario
 from simpar.topology.mesh import Mesh
 
@@ -177,6 +177,9 @@ def choice_of(scenario: Scenario) -> Choice:
     if plan.layers_per_stage is not None:
         rule = "a free split of the layers is no value of the space"
         raise InputError([Violation("plan.layers_per_stage", plan.layers_per_stage, rule, "first/last_stage_less_layers")])
+    if isinstance(plan.recompute, RecomputeSpec) and plan.recompute.every > 1:
+        rule = "every k-th layer is no value of the space"
+        raise InputError([Violation("plan.recompute.every", plan.recompute.every, rule, 'method = "block", as many first layers')])
     mesh = Mesh.of(plan, scenario.world_size)
     schedule = plan.schedule
     if schedule == "auto":
