@@ -14,6 +14,7 @@ from simpar.errors import InputError
 from simpar.parallel.layout import Layout
 from simpar.parallel.optimizers import Matrix, dealt_out, matrices, more_moments, newton_schulz_flops, whole_flops
 from simpar.parallel.work import Collective, Gemm, MemoryWork, OptimizerWork, Work
+from simpar.searching.request import make_space
 from simpar.specs.models_io import load_model, model_names
 from simpar.specs.optimizers import KINDS
 from simpar.specs.scenario import Scenario, make_scenario
@@ -289,6 +290,24 @@ def test_every_kind_has_a_price_of_its_own() -> None:
 def test_muon_stays_on_the_device() -> None:
     with pytest.raises(InputError, match="muon multiplies whole matrices"):
         small("muon", offload={"optimizer": True})
+
+
+@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.whole])
+def test_a_search_leaves_whole_matrices_on_the_device(name: str) -> None:
+    """Neither the update goes to the host, nor the weights where the update would go along (torch's FSDP)."""
+    table = {
+        "model": "llama3.1-8b", "framework": "transformers", "cluster": {"hardware": "dgx-h100", "num_nodes": 1}, "plan": {},
+        "training": {"sequence_length": 4096, "global_batch_size": 16, "optimizer": name},
+    }  # fmt: skip
+    fixed = ["zero_stage=3", "tp=1", "cp=1", "pp=1", "micro_batch_size=1", "recompute=none", "offload_activations=0"]
+    space = make_space(table, fix=fixed)
+    found = [choice.scenario(space.template) for choice in space.choices()]
+    assert found
+    assert not any(s.plan.offload.optimizer for s in found)
+    away = make_space(table, fix=fixed, allow=["offload_parameters=true,false"])
+    assert not any(state.offload_parameters for group in away.groups for state in away.states(group))
+    usual = make_space({**table, "training": {**table["training"], "optimizer": "adamw"}})  # type: ignore[dict-item]
+    assert any(offload.optimizer for offload in usual.offloads)
 
 
 def test_low_rank_pairs_are_matrices() -> None:

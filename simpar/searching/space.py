@@ -26,6 +26,7 @@ from simpar.specs.counts import layer_count
 from simpar.specs.framework import FrameworkSpec, framework
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.model import MoeSpec
+from simpar.specs.optimizers import KINDS
 from simpar.specs.scenario import Scenario
 from simpar.topology.mesh import Mesh
 
@@ -353,6 +354,7 @@ class Space:
     def _parameters_on_host(self, zero: int) -> list[bool]:
         """Where shards may rest: by default in host memory too within the limits of a framework that says so."""
         able = "host_parameters" in self._semantics.conventions.abilities
+        able = able and not (self._whole and self._semantics.optimizer.states_follow_parameters)
         found = self.values("offload_parameters", self._able.get("offload_parameters", (False,)))
         return [host for host in found if not host or (able and zero == 3)]
 
@@ -376,10 +378,16 @@ class Space:
         plan = self.template.plan.model_copy(update={"zero_stage": zero, "pp": 1 + piped})
         return not any(v.field == "plan.zero_stage" for v in check_scenario(self.template.model_copy(update={"plan": plan})))
 
+    @property
+    def _whole(self) -> bool:
+        """Whether the optimizer works on whole matrices, which stay on the device (specs/checks.py)."""
+        return KINDS[self.template.training.optimizer].whole
+
     @cached_property
     def offloads(self) -> tuple[Offload, ...]:
         """What may live in host memory."""
         training = self.template.training.optimizer != "none" and not self.template.training.optimizer_in_backward
+        training = training and not self._whole
         fractions = self.values("offload_activations", (0.0, 0.5, 1.0) if self._transformer else (0.0,))
         optimizers = self.values("offload_optimizer", (False, True) if training else (False,))
         return tuple(Offload(f, o) for f, o in product(sorted(fractions), sorted(optimizers)))
