@@ -64,6 +64,13 @@ def test_compare_tells_two_scenarios_of_one_name_apart() -> None:
     assert [f for f, _, _ in differences(first, other) if f.startswith("model.")] == ["model.name"]
 
 
+def test_a_report_says_which_job_it_is_of() -> None:
+    for recompute, said in (("none", "no"), ("full", "full")):
+        text = printed(step_report(simulate(scenario(recompute=recompute), detail="stage")), 160)
+        job = next(line for line in text.splitlines() if line.startswith("job"))
+        assert f"{said} recomputation" in job
+
+
 def test_what_does_not_fit_is_red() -> None:
     full, empty = scenario(), scenario(tp=1, zero_stage=0)
     assert "\x1b[1;31m" not in printed(step_report(simulate(full, detail="stage")), color=True)

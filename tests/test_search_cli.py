@@ -101,7 +101,14 @@ def test_the_table_names_ties_reasons_and_the_next_design(
     monkeypatch.setenv("COLUMNS", "250")
     code, out, _ = run(("search", *SMALL, "--why", "tp=4,pp=2"), capsys)
     assert code == 0
-    for text in ("proven best", "Next design", "cannot beat the best", "Why not tp=4,pp=2?", "ideal: model FLOPs at peak"):
+    for text in (
+        "on 8 x H100 SXM: batch 8 of 8,192 tokens",
+        "proven best",
+        "Next design",
+        "cannot beat the best",
+        "Why not tp=4,pp=2?",
+        "ideal: model FLOPs at peak",
+    ):
         assert text in out
 
 

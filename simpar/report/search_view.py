@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from simpar.report.step_table import job_text
 from simpar.report.tables import ByWidth, rich_table
 from simpar.result.categories import largest_loss, title_of
 from simpar.result.result import Result
@@ -28,7 +29,7 @@ WIDE: Final = 140
 
 def search_report(answer: Answer, reasons: list[Why]) -> RenderableType:
     """One screen."""
-    parts: list[RenderableType] = [_certificate(answer)]
+    parts: list[RenderableType] = [_job(answer), _certificate(answer)]
     if answer.candidates:
         parts.append(ByWidth(lambda width: _layouts(answer, width)))
         if answer.runner_up is not None:
@@ -36,6 +37,13 @@ def search_report(answer: Answer, reasons: list[Why]) -> RenderableType:
     parts.append(_rejected(answer))
     parts += [why_report(reason) for reason in reasons]
     return Group(*parts)
+
+
+def _job(answer: Answer) -> Text:
+    """What is searched for, in one line."""
+    job = answer.found[0].space.template
+    sizes = " or ".join(f"{size:,}" for size in sorted({f.space.template.world_size for f in answer.found}))
+    return Text(f"{job.model.name} on {sizes} x {job.hardware.gpu.name}: {job_text(job)}", style="bold underline")
 
 
 def proof(gap: float | None, *, finished: bool, found: bool) -> str:

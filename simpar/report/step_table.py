@@ -26,6 +26,21 @@ def unit_of(result: Result) -> str:
     return "tokens" if isinstance(result.layout.scenario.model, TokenModel) else "samples"
 
 
+def job_text(scenario: Scenario) -> str:
+    """What is trained in a step, and by what: "batch 64 of 8,192 tokens, bf16, megatron-core 0.12"."""
+    training = scenario.training
+    samples = f" of {training.sequence_length:,} tokens" if isinstance(scenario.model, TokenModel) else ""
+    return ", ".join((f"batch {training.global_batch_size:,}{samples}", training.precision,
+                      f"{scenario.framework} {scenario.framework_version or ''}".rstrip()))  # fmt: skip
+
+
+def _per_microbatch(result: Result) -> str:
+    """What a micro-batch holds and what its backward computes again."""
+    recompute = result.layout.plan.recompute
+    kind = "no" if recompute == "none" else recompute
+    return f"micro-batch {result.layout.scenario.training.micro_batch_size}, {kind} recomputation"
+
+
 def _headline(result: Result) -> RichTable:
     table = RichTable(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     interval = result.step_interval
@@ -37,6 +52,7 @@ def _headline(result: Result) -> RichTable:
     if plan.ep > 1:
         degrees.append(f"ep {plan.ep}")
     rows = [
+        ("job", f"{job_text(result.layout.scenario)}; {_per_microbatch(result)}"),
         ("layout", f"{result.world_size:,} x {result.layout.hardware.gpu.name}: {', '.join(degrees)}, ZeRO {plan.zero_stage}, "
                    f"{result.schedule_name}, {result.layout.num_microbatches} micro-batches"),
         ("step time", f"{format_seconds(result.step_time_s)}  (80 %: {format_seconds(interval.low)} to "
