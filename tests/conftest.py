@@ -10,6 +10,8 @@ import os
 
 from hypothesis import settings
 
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks the network for a model
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers share the cores: torch that computes on all of them in each waits for its own threads most of the time.
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -104,7 +104,7 @@ ModelOption = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="A preset (`simpar models`), by its name here or at Hugging Face, or the path of a config.json.",
+        help="A preset (`simpar models`), the name of a model at the Hugging Face Hub, or the path of a config.json.",
         autocompletion=model_completion,
     ),
 ]

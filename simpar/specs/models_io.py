@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from simpar.boundary import read_json, reader
-from simpar.errors import InputError, Violation
+from simpar.errors import InputError, UnknownNameError, Violation
 from simpar.registry import unknown
 from simpar.specs.architecture import ArchitectureSpec
 from simpar.specs.base import read_toml, validate
+from simpar.specs.hub import hub_config, hub_url, is_hub_name
 from simpar.specs.model import CnnSpec, MlpSpec, TransformerSpec
 
 _PRESETS = Path(__file__).resolve().parent / "models"
@@ -72,8 +73,8 @@ def preset_described(text: str) -> str | None:
 
 
 def load_model(name_or_path: str, base: Path | None = None, *, approximate: bool = False) -> AnyModel:
-    """The model called `name_or_path`: a preset, by its own name or a name at Hugging Face, or a path to a Hugging Face config.json
-    or a TOML model table.
+    """The model called `name_or_path`: a preset, by its own name or a name at Hugging Face, a path to a Hugging Face config.json or
+    a TOML model table, or any other model of the Hugging Face Hub, whose config.json is fetched (`simpar.specs.hub`).
 
     `approximate` accepts structural keys of a config.json that are not read, with a note.
 
@@ -96,7 +97,14 @@ def load_model(name_or_path: str, base: Path | None = None, *, approximate: bool
         return _preset(name_or_path)
     if (name := preset_called(name_or_path)) is not None:
         return _preset(name)
-    raise unknown("model", name_or_path, model_names(), "simpar models")
+    error = unknown("model", name_or_path, model_names(), "simpar models")
+    if not is_hub_name(name_or_path):
+        raise error
+    config = hub_config(name_or_path)
+    if isinstance(config, str):
+        raise UnknownNameError(f"{error}. {config}")
+    found = _from_config(config, approximate=approximate)
+    return found.model_copy(update={"name": name_or_path, "source": hub_url(name_or_path)})
 
 
 def model_from_table(table: dict[str, Any], *, file: str = "", prefix: str = "") -> AnyModel:

@@ -12,6 +12,7 @@ from simpar.errors import InputError, Violation
 from simpar.specs.base import read_toml, validate
 from simpar.specs.catalog import scenario_path
 from simpar.specs.checks import check_scenario
+from simpar.specs.hub import is_hub_name
 from simpar.specs.models_io import load_model, model_from_table, preset_called
 from simpar.specs.open_values import open_fields
 from simpar.specs.reference import FIELD
@@ -20,12 +21,13 @@ from simpar.specs.scenario_spec import Scenario as Scenario
 
 
 def _preset_table(name: str, assignment: str, base: Path | None) -> dict[str, Any]:
-    """A shipped model, or one in a file from the folder `base`, as a table to change, without what is published of it.
+    """A shipped model, one of the Hugging Face Hub or one in a file from the folder `base`, as a table to change, without what is
+    published of it.
 
     Raises:
         InputError: `name` is no shipped model and no such file.
     """
-    if preset_called(name) is None and not (base and (base / name).exists()):
+    if preset_called(name) is None and not is_hub_name(name) and not (base and (base / name).exists()):
         right = "write it as a [model] table, `simpar models show FILE --json` prints its fields"
         raise InputError([Violation("--set", assignment, f"model = {name!r} is no shipped model whose fields can be set", right)])
     found = load_model(name, base)
