@@ -12,9 +12,11 @@ from simpar.specs.calibration import ANY, KNOWN, Constant, Unseen, constants, un
 
 FAMILIES: Final = {
     "megatron-core": "Megatron-LM, NeMo, Megatron-Bridge, others built on it", "torchtitan": "torchtitan, torchtune, prime-rl",
-    "deepspeed": "DeepSpeed", "llm-foundry": "torch FSDP",
+    "deepspeed": "DeepSpeed", "llm-foundry": "torch FSDP", "maxtext": "MaxText", "plain": "own loops in plain torch",
 }  # fmt: skip
 """Families by the names of frameworks in them."""
+CHIPS: Final = {"cdna3": "CDNA3", "cdna4": "CDNA4", "blackwell-rtx": "Blackwell RTX"}
+"""Architectures of GPUs that are not written like a name."""
 MARKS: Final = ("<!-- unseen -->", "<!-- /unseen -->")
 """Around README's table."""
 LEAST_ROWS: Final = 8
@@ -69,7 +71,7 @@ def readme_table(rows: Sequence[Unseen]) -> list[str]:
     lines = []
     for row in kept:
         name = "all" if row.family == ANY else FAMILIES.get(row.family, row.family)
-        chips = "all" if row.architecture == ANY else row.architecture.capitalize()
+        chips = "all" if row.architecture == ANY else CHIPS.get(row.architecture, row.architecture.capitalize())
         errors = (f"{value:.0%}".replace("%", " %") for value in (row.neutral_median, row.median, row.mean, row.coverage))
         lines.append((name, chips, str(row.rows), str(row.sources), *errors))
     head = ("runs", "sources", "median error, nothing fitted", "median error, unseen", "mean", "coverage")
