@@ -187,7 +187,7 @@ def test_an_error_lists_the_nearest_of_many_names() -> None:
     text = str(error.value)
     assert "did you mean 'mistral-7b-v0.3'" in text
     assert f"`simpar models` lists all {len(model_names())}" in text
-    assert len(text) < 300
+    assert len(text) < 400
 
 
 def test_unknown_preset_names_the_closest() -> None:

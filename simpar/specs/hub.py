@@ -32,7 +32,7 @@ def hub_config(name: str) -> Path | str:
         if path.is_file():
             return path
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        return f"With HF_HUB_OFFLINE nothing is fetched from the Hugging Face Hub: {_by_hand(name)}"
+        return f"With HF_HUB_OFFLINE nothing is fetched: {_by_hand(name)}"
     for file in _FILES:
         content = _fetched(name, file)
         if isinstance(content, str):
