@@ -7,7 +7,7 @@ round show whether it does (`repeats`): then any number of further rounds adds w
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil, isfinite
 from typing import Final
 
@@ -191,6 +191,17 @@ def _memory(first: RankMemory, second: RankMemory, along: Callable[[float, float
     static = dict(second.static)
     for name, more in growth.items():
         static[name] = static.get(name, 0.0) + more
-    reserved = along(first.reserved_bytes, second.reserved_bytes)
-    allocated = second.allocated_bytes + sum(growth.values())
-    return replace(second, static=tuple(static.items()), replays=None, fragmentation=max(reserved / allocated, 1.0))
+    return replace(second, static=tuple(static.items()), replays=_ReservedAlong(first, second, along))
+
+
+@dataclass(frozen=True, slots=True)
+class _ReservedAlong:
+    """What the allocator reserves in a step of all micro-batches, worked out when asked for."""
+
+    first: RankMemory
+    second: RankMemory
+    along: Callable[[float, float], float]
+
+    def reserved_bytes(self, rank: int, allocated: float, fragmentation: float, room_bytes: float) -> float:
+        """As of `Replays`."""
+        return max(self.along(self.first.reserved_bytes, self.second.reserved_bytes), allocated)

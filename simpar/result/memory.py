@@ -17,7 +17,7 @@ from simpar.parallel.data import state_memory
 from simpar.parallel.keys import BlockOp, Compute, LaunchGap, Offload, OptimizerStep, Overlapped
 from simpar.parallel.layout import Layout
 from simpar.program.program import FloatArray, IntArray, Program
-from simpar.result.allocations import Known, Replays, passes_of
+from simpar.result.allocations import Known, Replays, Reserving, passes_of
 from simpar.result.gathers import (
     Gathers,
     frozen_parameters,
@@ -63,7 +63,7 @@ class RankMemory:
     dynamic: FloatArray
     outside: tuple[tuple[str, float], ...]
     fragmentation: float
-    replays: Replays | None = None
+    replays: Reserving | None = None
     capacity_bytes: float = math.inf
     timed_passes: Callable[[], list[TimedPass]] | None = None
 
