@@ -232,6 +232,9 @@ def _full_recompute(recompute: RecomputeSpec) -> Iterator[Violation]:
     ):
         if given and not fits:
             yield Violation(f"plan.recompute.{field}", getattr(recompute, field), f"belongs to {right}", "leave it out")
+    if recompute.every > 1 and recompute.uniform_layers > 1:
+        rule = "either every k-th layer alone or chunks of layers are recomputed"
+        yield Violation("plan.recompute.every", recompute.every, rule, "1, or uniform_layers = 1")
     if full and block and recompute.num_layers is None:
         right = 'how many layers of each stage, or method = "uniform"'
         yield Violation("plan.recompute.num_layers", None, 'method = "block" recomputes the first layers of each stage', right)
