@@ -53,8 +53,8 @@ def test_each_virtual_stage_begins_with_a_chunk_and_may_end_with_a_shorter_one()
 
 @pytest.mark.parametrize("detail", ["stage", "layer", "op"])
 def test_the_whole_chunk_is_there_when_its_backward_begins(detail: Any) -> None:
-    """Of 32 layers in chunks of 16 the second one's run again first: the peak has both inputs and 16 layers' tensors; a chunk of one
-    has 32 inputs and one layer's."""
+    """Of 32 layers in chunks of 16 the second one's run again first: the peak has both inputs and 16 layers' tensors; of a chunk
+    of all 32 one input and all tensors."""
     (alone,) = layers(job("full"))
     whole = alone[0].working + INPUT
     for length, kept in ((16, 2), (32, 1)):
@@ -74,7 +74,7 @@ def test_as_much_work_as_of_every_layer_by_itself() -> None:
 
 def test_where_recomputation_stops_early_only_the_last_layer_of_a_chunk_does() -> None:
     """Torch stops once all that the backward reads is there again; a layer behind reads what the ones before it put out."""
-    one, two = (layers(job(spec, framework="torchtitan", compile="model"))[0] for spec in ("full", chunks(2)))
+    one, two = (layers(job(spec, framework="nemo-automodel", sequence_parallel=False))[0] for spec in ("full", chunks(2)))
     assert two[1].repeated_flops == one[1].repeated_flops < two[0].repeated_flops == two[0].model_flops
 
 
