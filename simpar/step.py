@@ -31,7 +31,7 @@ from simpar.program.program import PriceTable, Program
 from simpar.program.transfers import with_transfers
 from simpar.program.waits import optimizer_waits
 from simpar.result.accounting import account
-from simpar.result.folded import all_counts, closer, extended, is_drawn, wants_times, with_microbatches
+from simpar.result.folded import Counts, closer, extended, first_counts, is_drawn, next_counts, wants_times, with_microbatches
 from simpar.result.interpret import Priced, interpret, slowest_replica
 from simpar.result.result import Result
 from simpar.result.shorter_steps import ShorterSteps
@@ -96,18 +96,18 @@ def _required(
     return [Violation(f"plan.{v.field}", v.value, v.rule, v.right, scenario.file) for v in found], name, virtual, options
 
 
-def _shorter_counts(scenario: Scenario) -> list[tuple[int, int, int]]:
-    """Micro-batches of two shorter steps and of the whole, the cheapest first, that the schedule can have.
+def _first_counts(scenario: Scenario) -> Counts | None:
+    """Micro-batches of two shorter steps and of the whole that the schedule can have.
 
     Raises:
         InputError: the schedule cannot have those of the whole.
     """
     if wants_times(scenario) and passes_of(scenario).ops("stage") * _copies(scenario) > FOLD_OPS:
-        return []  # Its order is sought for all micro-batches.
-    found = list(all_counts(scenario))
-    if found and (wrong := _required(scenario, found[0][2], {})[0]):
+        return None  # Its order is sought for all micro-batches.
+    counts = first_counts(scenario)
+    if counts and (wrong := _required(scenario, counts[2], {})[0]):
         raise InputError(wrong)
-    return [counts for counts in found if not any(_required(scenario, count, {})[0] for count in counts[:2])]
+    return counts if counts and not any(_required(scenario, count, {})[0] for count in counts[:2]) else None
 
 
 def _copies(scenario: Scenario) -> int:
@@ -257,16 +257,16 @@ def simulate(
     scenario = decided(scenario)
     passes, finer = passes_of(scenario), detail
     copies = _copies(scenario)
-    tried = _shorter_counts(scenario) if passes.microbatches > FOLD_MICROBATCHES else []
+    counts = _first_counts(scenario) if passes.microbatches > FOLD_MICROBATCHES else None
     if passes.ops(detail) * copies > FOLD_OPS:
-        built, most = (tried[0][1], FOLD_OPS) if tried else (passes.microbatches, limits()["ops"])
+        built, most = (counts[1], FOLD_OPS) if counts else (passes.microbatches, limits()["ops"])
         while detail != "stage" and passes.ops(detail, built) * copies > most:
             detail = "layer" if detail == "op" else "stage"
         check_ops(scenario, passes.ops(detail, built) * copies)
     if scenario.cluster.parts_hold == "replicas":
         kinds = [_whole(scenario, detail, lowering, replica) for replica in range(len(scenario.cluster.parts))]
         return _with_detail(slowest_replica(kinds), detail, finer)
-    result = _folded(scenario, tried, detail, lowering)
+    result = _folded(scenario, counts, detail, lowering)
     if result is None:
         result = replayed() if replayed is not None and detail == finer else _whole(scenario, detail, lowering)
     return _with_detail(result, detail, finer)
@@ -280,12 +280,12 @@ def _with_detail(result: Result, detail: Detail, finer: Detail) -> Result:
     return replace(result, notes=(*result.notes, note))
 
 
-def _folded(scenario: Scenario, tried: list[tuple[int, int, int]], detail: Detail, lowering: Lowering) -> Result | None:
+def _folded(scenario: Scenario, apart: Counts | None, detail: Detail, lowering: Lowering) -> Result | None:
     """A step of many equal micro-batches from two shorter ones; where it does not repeat itself soon, all of it with one op a pass,
     whose totals are the same; None where it is built as it is.
 
     Args:
-        tried: micro-batches of the shorter ones and of the whole, the cheapest first.
+        apart: micro-batches of the first two to try, and of the whole.
     """
     copies = _copies(scenario)
     passes, last = passes_of(scenario), None
@@ -298,24 +298,20 @@ def _folded(scenario: Scenario, tried: list[tuple[int, int, int]], detail: Detai
         lowering,
     )
     coarse: Detail = "stage" if detail == "layer" else detail
-    least = 0  # Where no round of a step is the one before it, moved, none will be in one a little longer.
-    for apart in tried:
+    # What repeats itself late is built whole instead.
+    while apart is not None and (last is None or passes.ops(coarse, sum(apart[:2])) * copies <= FOLD_OPS):
         near = closer(scenario, apart)
         counts = few, more, every = apart if _required(scenario, near[1], {})[0] else near
-        if few < least:
-            continue
-        # What does not repeat itself soon is built whole instead: looking for it costs less than that.
-        if last is not None and (few + more > every / 2 or passes.ops(coarse, few + more) * copies > FOLD_OPS):
-            break
         # Many micro-batches layer by layer cost more than a step of half as many as are built whole: passes say the same.
         fine = detail if few + more <= FOLD_MICROBATCHES // 2 else coarse
         # Where layers are hardly more ops than passes, looking at them at once saves a second look.
         looked = coarse if 3 * passes.ops(coarse) <= passes.ops(fine) else fine
-        exact = steps.repeat(few, more, looked) and (not wants_times(scenario) or _goes_on(scenario, counts))
+        again = steps.repeat(few, more, every, looked)
+        exact = again and (not wants_times(scenario) or _goes_on(scenario, counts))
         last = (counts if exact else apart, exact)  # What nearly repeats itself does so from group to group.
         if exact:
             break
-        least = few if steps.may_repeat(few, more, looked) else 2 * few
+        apart = next_counts(scenario, apart, None if again else steps.foreseen(few, more, every, looked))
     if last is None or not (last[1] or passes.ops(coarse) * copies > FOLD_OPS):
         return _coarser(scenario, steps.result) if detail == "layer" and passes.microbatches > FOLD_MICROBATCHES else None
     counts, exact = last

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from simpar.result.allocations import Replays
 from simpar.result.tensors import Tensor, alive_at_peak
 from simpar.specs.scenario import read_scenario
 from simpar.step import simulate
@@ -34,7 +35,7 @@ def test_tensors_alive_at_the_peak_are_the_memory_that_comes_and_goes(name: str)
 def test_a_replay_allocates_what_memory_says(name: str) -> None:
     """Schedules that mix whole and split backwards (DualPipe) and convolutions included."""
     worst = simulate(read_scenario(SCENARIOS / f"{name}.toml"), detail="stage").worst_rank
-    assert worst.replays is not None
+    assert isinstance(worst.replays, Replays)
     assert 0.9 < worst.replays.peak(worst.rank).allocated_bytes / worst.allocated_bytes < 1.4
 
 

@@ -124,6 +124,11 @@ def test_a_structural_key_that_is_not_read_is_an_error_that_names_it() -> None:
     nested = config("Qwen3-VL-2B-Instruct.json")
     with pytest.raises(InputError, match=r"text_config\.new_heads"):
         read({**nested, "text_config": {**nested["text_config"], "new_heads": 3}})
+    # What a file calls its tower's table, and its dialogues.
+    odd = {**config("Qwen3-8B.json"), "visual_tokenizer_config": {"hidden_size": 8}, "conversation_formatter_class": "Plain"}
+    with pytest.raises(InputError) as caught:
+        read(odd, file="x.json")
+    assert [v.field for v in caught.value.violations] == ["visual_tokenizer_config"]
 
 
 def test_a_key_of_the_class_is_free_at_its_default_alone() -> None:

@@ -20,6 +20,7 @@ from parameter_ledger import (
 )
 
 from simpar.model import ledger as graph_ledger
+from simpar.model.huggingface import read
 from simpar.specs.architecture import ArchitectureSpec
 from simpar.specs.model import MlpSpec, TransformerSpec
 from simpar.specs.models_io import load_model, table_names
@@ -159,3 +160,20 @@ def test_mlp_closed_form(width: int, depth: int, ends: tuple[int, int]) -> None:
     assert total_parameters(MlpSpec(width=width, depth=depth)) == square
     model = MlpSpec(width=width, depth=depth, input_size=ends[0], output_size=ends[1])
     assert total_parameters(model) == square + ends[0] * width + width + width * ends[1] + ends[1]
+
+
+@pytest.mark.parametrize("rank", [16, 40])
+def test_queries_from_a_latent_that_heads_share_by_hand(rank: int) -> None:
+    """Step-3 (arXiv 2507.19427): down, a norm, up to all heads; keys and values of one head; experts where the file lists them."""
+    h, heads, d, dense, wide, shared, experts, vocab = 64, 6, 8, 96, 32, 48, 4, 100
+    model = read({
+        "model_type": "step3_text", "hidden_size": h, "num_attention_heads": heads, "num_attention_groups": 1, "head_dim": d,
+        "share_q_dim": rank, "num_hidden_layers": 3, "intermediate_size": dense, "moe_intermediate_size": wide,
+        "moe_num_experts": experts, "moe_top_k": 2, "share_expert_dim": shared, "moe_layers_enum": "1,2",
+        "vocab_size": vocab, "tie_word_embeddings": False,
+    })  # fmt: skip
+    attention = h * rank + rank + rank * heads * d + 2 * h * d + heads * d * h + 2 * h
+    routed = h * experts + 3 * h * wide * experts + 3 * h * shared
+    found = graph_ledger.totals(model, 64)
+    assert found.parameters == 3 * attention + 3 * h * dense + 2 * routed + 2 * vocab * h + h
+    assert found.active_parameters == found.parameters - 2 * 3 * h * wide * (experts - 2)

@@ -11,7 +11,7 @@ from simpar.engine.longest_path import longest_path
 from simpar.engine.timeline import Timeline
 from simpar.program.builder import Place, ProgramBuilder
 from simpar.program.program import FloatArray, IntArray, OpKind, PriceTable, Stream
-from simpar.result.regime import extends, may_extend
+from simpar.result.regime import extends, foreseen, may_extend
 
 Wait = Callable[[int, int], int]
 TOLERANCE = 1e-9
@@ -69,6 +69,12 @@ def test_slack_that_is_used_up_later_is_seen_now(apart: float) -> None:
     assert more - few == pytest.approx(4.0)
     assert many > few + (2 * turn - 12) + 1.0
     assert seems_to_repeat(2 * turn, 3.0, seconds)
+    # It lasts for so many rounds of four as each uses up some of it, and no longer; where it ends is foreseen.
+    two, rounds = [step(count, 3.0, seconds) for count in (12, 16)], (turn - 17) // 4
+    assert extends(*two, interference=False, tolerance=TOLERANCE, further=rounds)
+    assert not extends(*two, interference=False, tolerance=TOLERANCE, further=rounds + 2)
+    assert turn <= (foreseen(two[1], 4, 16, 2 * turn, tolerance=TOLERANCE) or 0) <= turn + 20
+    assert foreseen(two[1], 4, 16, turn - 4, tolerance=TOLERANCE) == 8
 
 
 @pytest.mark.parametrize(
@@ -82,6 +88,20 @@ def test_without_a_round_that_is_the_one_before_moved_nothing_repeats(late: Call
     third = one.program.stage == 2
     moved = late(np.cumsum(third) - 1) * third
     assert may_extend(Timeline(one.program, one.start + moved, one.finish + moved), 12, 16, tolerance=TOLERANCE) == may
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.8])
+def test_how_soon_rounds_are_alike_that_come_near_is_foreseen(factor: float) -> None:
+    """The third rank's ops come later by ever less; a round's difference to the next is within tolerance after that many rounds."""
+    one = step(24, 0.0, (1.0, 1.1, 0.5))
+    late = np.where(one.program.stage == 2, factor ** ((np.cumsum(one.program.stage == 2) - 1) / 4), 0.0)
+    needed = foreseen(Timeline(one.program, one.start + late, one.finish + late), 4, 24, 10**6, tolerance=TOLERANCE)
+    rounds = np.log(TOLERANCE / (1 - factor) ** 2) / np.log(factor)
+    assert needed == pytest.approx(4 * rounds + 8, abs=5)
+
+
+def test_a_step_of_too_few_rounds_foretells_nothing() -> None:
+    assert foreseen(step(12, 0.0, (1.0, 1.1, 0.5)), 4, 12, 100, tolerance=TOLERANCE) is None
 
 
 def test_a_wait_for_neither_as_far_from_the_first_nor_from_the_last_is_seen() -> None:

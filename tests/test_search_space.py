@@ -16,8 +16,9 @@ from simpar.searching import axes
 from simpar.searching.abilities import ABILITIES, ability
 from simpar.searching.choice import Choice
 from simpar.searching.request import choice_of, make_space
-from simpar.searching.space import Space, divisors
+from simpar.searching.space import Space
 from simpar.specs.checks import check_scenario
+from simpar.specs.counts import divisors
 from simpar.specs.plan import OffloadSpec as Offload
 from simpar.specs.scenario import Scenario
 from simpar.step import prepare

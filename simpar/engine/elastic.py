@@ -137,7 +137,8 @@ class ElasticReplay:
             waiting[successor] -= 1
             if not waiting[successor]:
                 self._begin(successor, now)
-        self._settle_interference(now)
+        if self._fresh or self._beside.changed:
+            self._settle_interference(now)
 
     def _settle_interference(self, now: float) -> None:
         """Compute ops of roles whose communication changed take their new speed; once per finished op."""

@@ -25,6 +25,7 @@ class Interference:
     Attributes:
         loud: per op, the crews that it slows; empty for an op that slows nobody.
         slowed: per op, the crews whose communication slows it.
+        changed: crews where something started or ended since the last call of `changes`.
     """
 
     def __init__(self, program: Program, prices: PriceTable, fixed: Collection[int]) -> None:
@@ -35,14 +36,14 @@ class Interference:
         """Factors of the communication under way."""
         self._worst = [0.0] * crews
         self._computing: list[Running | None] = [None] * crews
-        self._changed: list[int] = []
+        self.changed: list[int] = []
 
     def start_compute(self, state: Running) -> None:
         """A compute op starts; its speed follows with `changes`."""
         for crew in self.slowed[state.op]:
             self._computing[crew] = state
             if self._worst[crew]:
-                self._changed.append(crew)
+                self.changed.append(crew)
 
     def end_compute(self, op: int) -> None:
         """A compute op ends."""
@@ -56,7 +57,7 @@ class Interference:
             self._active[crew].append(factor)
             if factor > self._worst[crew]:
                 self._worst[crew] = factor
-                self._changed.append(crew)
+                self.changed.append(crew)
 
     def end_communication(self, op: int) -> None:
         """A communication op ends."""
@@ -66,18 +67,18 @@ class Interference:
             active.remove(factor)
             if factor == self._worst[crew]:
                 self._worst[crew] = max(active, default=0.0)
-                self._changed.append(crew)
+                self.changed.append(crew)
 
     def changes(self) -> Iterator[tuple[Running, float]]:
         """(compute op, speed) of the crews where something started or ended since the last call."""
-        if self._changed:
+        if self.changed:
             worst = self._worst
-            for crew in self._changed:
+            for crew in self.changed:
                 state = self._computing[crew]
                 if state is not None:
                     beside = self.slowed[state.op]
                     yield state, 1.0 / (1.0 + (worst[crew] if len(beside) == 1 else max([worst[r] for r in beside])))
-            self._changed = []
+            self.changed = []
 
 
 def _who_slows_whom(program: Program, prices: PriceTable, fixed: Collection[int]) -> tuple[Members, Members, int]:

@@ -11,7 +11,7 @@ Sources: Megatron-LM recompute modules (core/transformer), Korthikanti et al. 20
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final
 
@@ -35,11 +35,20 @@ class Recompute:
         full: the whole layer from its input.
         modules: selected modules (see MODULES).
         stops: of a whole layer only what makes tensors that the backward reads (`Kernels.recompute_stops_early`).
+        inner: what enters the layer is made again too, by the layer before it in one chunk.
     """
 
     full: bool = False
     modules: frozenset[str] = field(default_factory=frozenset)
     stops: bool = False
+    inner: bool = False
+
+    def in_chunk(self, offset: int, length: int, count: int) -> Recompute:
+        """What a layer recomputes, the one at `offset` of `count`, where chunks of so many layers keep what enters them alone
+        (Megatron-LM, TransformerBlock._checkpointed_forward, method uniform): all of a chunk runs again before its backward, the
+        layers before its last one up to what they put out."""
+        ends = (offset + 1) % length == 0 or offset + 1 == count
+        return replace(self, inner=offset % length > 0, stops=self.stops and ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +77,10 @@ def cut(layer: Layer, plan: KernelPlan, recompute: Recompute) -> Cut:
     """The cut of `layer` under `recompute`."""
     saved = kept(layer, plan)
     if recompute.full:
-        inside = frozenset(saved) - set(layer.inputs)
+        entries = () if recompute.inner else layer.inputs
+        inside = frozenset(saved) - set(entries)
         again = _between(layer, plan, set(inside)) if recompute.stops else {node.name for node in layer.nodes}
-        return Cut(inside, tuple(node.name for node in layer.nodes if node.name in again), entries=layer.inputs)
+        return Cut(inside, tuple(node.name for node in layer.nodes if node.name in again), entries=entries)
     if "op" in recompute.modules:
         return _per_op(layer, plan, recompute.modules)
     dropped: set[str] = set()

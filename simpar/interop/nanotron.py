@@ -46,6 +46,9 @@ def _rules(scenario: Scenario, model: TransformerSpec) -> Iterator[Violation]:
     if plan.overlap_tp and plan.tp > 1 and not plan.sequence_parallel:
         rule = "nanotron overlaps the collectives of sequence parallelism (tensor_parallel/functional.py)"
         yield Violation("plan.overlap_tp", True, rule, "sequence_parallel = true, or false")
+    spec = recompute_of(scenario)
+    if spec.num_layers is not None or spec.uniform_layers * spec.every > 1:
+        yield Violation("plan.recompute", plan.recompute, "nanotron checkpoints every layer or none", "full or none")
     if plan.zero_stage > 1:
         yield Violation("plan.zero_stage", plan.zero_stage, "nanotron shards optimizer states at most", "0 or 1")
     if model.head_dim * model.num_attention_heads != model.hidden_size:

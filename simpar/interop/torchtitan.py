@@ -94,6 +94,8 @@ def _other_rules(scenario: Scenario) -> Iterator[Violation]:
         yield Violation(
             "plan.overlap_tp", True, "torchtitan's asynchronous tensor parallelism is compiled", "training.compile = true"
         )
+    if (length := recompute_of(scenario).uniform_layers) > 1:
+        yield Violation("plan.recompute.uniform_layers", length, "torchtitan checkpoints layers one by one", "1")
     if training.precision not in ("bf16", "fp32", *_CONVERTERS):
         right = f"one of bf16, fp32, {', '.join(_CONVERTERS)}"
         yield Violation("training.precision", training.precision, "torchtitan does not train in this", right)

@@ -129,6 +129,7 @@ def _violations(scenario: Scenario) -> list[Violation]:
         ("plan.offload", "set", plan.offload.activations > 0 or plan.offload.optimizer, "none"),
         ("plan.etp", plan.etp, bool(model.moe) and (plan.etp or 1) > 1, "1"),
         ("plan.recompute.every", recompute.every, recompute.every > 1, "1"),
+        ("plan.recompute.uniform_layers", recompute.uniform_layers, recompute.uniform_layers > 1, "1"),
         ("plan.recompute.modules", sorted(modules), bool(modules) and modules not in ({"op"}, {"core_attn"}), "op or core_attn"),
         ("training.trainable", scenario.training.trainable, scenario.training.trainable != "all", "all"),
         ("plan.schedule", plan.schedule, plan.pp > 1 and _schedule_name(scenario) not in SCHEDULES, ", ".join(SCHEDULES)),

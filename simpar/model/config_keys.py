@@ -27,7 +27,7 @@ FREE: Final = re.compile(
             r"^top_[kp]$|typical_p|do_sample|early_stopping|suppress|forced_|exponential_decay|num_return|remove_invalid|^seed$|pad_to",
             r"router_(aux|z|jitter|dtype)|jitter|norm_topk|topk_(method|norm)|scoring_func|score_func|gating_func|normalize_router|route_(norm|scale)",
             r"^pretraining_tp$|ep_size|_kernels?$(?<!conv_kernel)(?<!patch_kernel)|use_flash|flash_attn|attn_implementation|fused?_|^fuse|_fused",
-            r"gradient|checkpoint|parallel(ism)?_(size|mode|strategy)|tokenizer|vision_(start|end)|image_(token|start|end|seq)|video_token|audio_token",
+            r"gradient|checkpoint|parallel(ism)?_(size|mode|strategy)|(?<!visual_)tokenizer|vision_(start|end)|image_(token|start|end|seq)|video_token|audio_token",
             r"language|is_(decoder|composition)$|name_or_path|residual_in_fp32|_fp32|rescale|prenorm_residual|time_step|dt_(min|max|init|scale|limit)",
             r"num_logits_to_keep|ignore_index|mask_(time|feature)|apply_spec|label_smooth|position_biased|classifier|pooler_(act|dropout)|summary_",
             r"vlm|template|pixels|image_(mean|std|grid)|crop|tile_tag|max_(dynamic|image|tiles|pixels)|min_(tiles|image|dynamic)|_patch$|use_thumbnail|do_",
@@ -37,7 +37,7 @@ FREE: Final = re.compile(
             r"^projection_dim$|layer_scale_init|^num_image_tokens$|expert_overlap$|^use_mtp$|^mtp_|projector_type$|^text_hidden_size$|^mm_hidden_size$|^video_|^use_unified|rout(er|ing)_bias$|gemma_norm|merge_type|rope_mode$|pinpoints$|^process_image|reward_heads$|max_frames$|^vision_feature|^image_|_multimodal|interpolation|norm_type$|^mlp_type$|_lower_bound$|^moe_renormalize$|func$|attn_mode|^fuse_|tile_size|pixel_values|max_tiles|thumbnail|pos_emb_type|norm_min$|l2_clip|unsafe|chat|license|_name$|class_|model_type$|freq_dim|sliding_window_size|^(context_window|prefill_chunk|attention_sink)_size$|attention_chunk_size$(?<!^attention_chunk_size)|swa_rope",
             r"^normalization_function$|^position_embedding_type$|^post_?norm$|shared_moe_mode|^pool_type$|logn_attn|dynamic_ntk|use_rmsnorm|^rmsnorm$"
             r"|router_enable_expert_bias|^moe_(train|eval|min|token)_|capacity|token_dropping|expert_tensor_parallel|^enc_index$|_fp32_|drop_tokens"
-            r"|random_routing|classification_head|^class_num$|^onnx|^(bf16|fp16|fp32)$|softmax_in|^pooler_|share_conv_kernel|sinkhorn|spatial_patch_size|enable_audio_output|encoder_stride|per_seconds?$|seconds_per|full_attn_mod|dim_model_base|clip_qkv|skip_bias_add"
+            r"|random_routing|classification_head|^class_num$|_class$|^onnx|^(bf16|fp16|fp32)$|softmax_in|^pooler_|share_conv_kernel|sinkhorn|spatial_patch_size|enable_audio_output|encoder_stride|per_seconds?$|seconds_per|full_attn_mod|dim_model_base|clip_qkv|skip_bias_add"
             r"|use_parallel_block|layer_switch|layer_scaling$|residual_multiplier|_multipliers$|^init_|^mup_|^mla_scale|aux_free|^norm_head$"
             r"|_zero_infinity$|use_mambapy|use_mem_eff_path|(alpha|beta)_factor$|median_filter|(start|end)_n_top|allow_neg_eigval|^apply_layernorm$"
             r"|residual_connection_post|batch_prioritized|add_router_probs|inference_chunksize|reduction_force|sparse_prediction|weighted_layer_sum"

@@ -45,7 +45,7 @@ def _attention(w: Writer, a: AttentionSpec, x: str) -> list[str]:
     heads, kv = w.axis("heads", a.num_heads, "tensor"), w.axis("kv_heads", a.num_key_value_heads, "groups")
     d, v = w.axis("head_dim", a.head_dim), w.axis("value_dim", a.v_head_dim or a.head_dim)
     one_bias = a.q_bias == a.k_bias == a.v_bias
-    packed = a.key_value == "own" and one_bias and a.kv_hidden_size is None and a.qk_norm != "full"
+    packed = a.key_value == "own" and one_bias and a.kv_hidden_size is None and a.qk_norm != "full" and not a.query_rank
     inputs = _packed(w, a, x, path, (heads, kv, d, v)) if packed else _apart(w, a, x, path, (heads, kv, d, v))
     if a.indexer is not None:
         inputs += _indexer(w, a.indexer, x, x, f"{path}/index", plain=True)
@@ -95,6 +95,9 @@ def _apart(w: Writer, a: AttentionSpec, x: str, path: str, axes: tuple[str, str,
     found = []
     for name, (axis, bias) in shapes.items():
         source = x if name == "q" or a.kv_hidden_size is None else _other_stream(w, a.kv_hidden_size, path)
+        if name == "q" and a.query_rank:  # Multi-matrix factorisation attention, arXiv 2412.19255.
+            down = w.linear(f"{path}/q_down", x, w.axis("q_latent", a.query_rank), "attention")
+            source = w.graph.norm(f"{path}/q_down_norm", down, kind=NORMS["rmsnorm"], module="attention")
         y = w.linear(f"{path}/{name}", source, axis, "attention", bias)
         rows = f"batch sequence {heads if name == 'q' else kv} {d}"
         if a.qk_norm == "full" and name != "v":

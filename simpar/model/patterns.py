@@ -81,6 +81,13 @@ class Step(Decoder):
         return int(self.k.get("share_expert_dim", "share_expert_dims", default=super().shared_width(width)))
 
 
+class Step3(Step):
+    """Step-3: queries from a narrow latent that all heads share, one head of keys and values."""
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        return super().attention_fields(i) | {"query_rank": self.k.number("share_q_dim")}
+
+
 class Laguna(Decoder):
     """Heads by layer and a gate per head."""
 

@@ -223,13 +223,14 @@ class Layout(Job):
         blocks, held = list[LocalBlock](), set[str]()
         if stage.embedding and network.embedding is not None:
             blocks.append(self.split(network.embedding, plain))
-        limit = spec.num_layers if spec.granularity == "full" and spec.num_layers is not None else stage.count
         narrow = int(len(network.layers) * self.framework.kernels.fp4_layers) if self.casts == "fp4" else len(network.layers)
         for offset in range(stage.count):
             number = stage.first + offset
-            again = offset < limit and not (spec.granularity == "full" and (number + 1) % spec.every)
+            again = offset < (stage.count if spec.num_layers is None else spec.num_layers) and not (number + 1) % spec.every
             options, layer = self.options if again else plain, network.layers[number]
             options = options if number < narrow else self.wide(options)
+            if spec.uniform_layers > 1:
+                options = replace(options, recompute=options.recompute.in_chunk(offset, spec.uniform_layers, stage.count))
             if borrowed := frozenset(node for name, node in layer.shared if name in held) if layer.shared else None:
                 options = replace(options, borrowed=borrowed)
             held |= {name for name, _ in layer.shared}
@@ -269,8 +270,7 @@ class Layout(Job):
         """Options of an encoder's layer: tensor parallel where its heads and widths allow, else whole on every rank; its inputs are
         split neither along their tokens nor over context ranks (Megatron-LM, pretrain_vlm.py)."""
         tp, frozen = self.plan.tp, encoder.frozen
-        widths = [encoder.layer.size(axis.name) for axis in encoder.layer.axes if axis.split in ("tensor", "groups")]
-        tp = tp if all(width % tp == 0 for width in widths) else 1
+        tp = tp if all(encoder.layer.size(a.name) % tp == 0 for a in encoder.layer.axes if a.split in ("tensor", "groups")) else 1
         degrees = replace(self.degrees, tp=tp, sequence_parallel=False, cp=1, overlap_tp=False)
         options = replace(self.plain_options if frozen else self.options, degrees=degrees, frozen=frozen)
         return replace(options, lora_rank=0, dequantised_bytes=0.0) if frozen else options

@@ -30,6 +30,7 @@ class Lifetimes:
     Attributes:
         forward: steps; what is not given back stays saved.
         backward: steps with the recomputation first; gives back all that was saved, but what `late` gives back.
+        again: how many of these are the recomputation's.
         late: steps of the weight gradient where it is apart from the input gradient.
         weights: (elements, whether it is an expert's) of each node's weights.
         gathered: elements of each node's weights that full sharding gathers.
@@ -42,6 +43,7 @@ class Lifetimes:
     weights: tuple[tuple[int, bool], ...]
     gathered: tuple[int, ...]
     collective: frozenset[str] = frozenset()
+    again: int = 0
 
 
 def lifetimes(local: LocalBlock, *, split_backward: bool = False) -> Lifetimes:
@@ -132,10 +134,11 @@ class _Order:
         forward, self.steps = tuple(self.steps), []
         if local.cut.repeated:
             self._forward(local.kernels, frozenset(local.cut.repeated))
+        again = len(self.steps)
         late = self._backward(split_backward=split_backward)
         weights = tuple(w for w in weights if w[0])
         gathered = tuple(w for w, expert in weights if not (expert and local.options.experts_apart))
-        return Lifetimes(forward, tuple(self.steps), tuple(late), weights, gathered, self._collective())
+        return Lifetimes(forward, tuple(self.steps), tuple(late), weights, gathered, self._collective(), again)
 
     def _collective(self) -> frozenset[str]:
         """Names of what tensor-parallel collectives read."""

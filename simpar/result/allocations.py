@@ -6,7 +6,7 @@ import marshal
 from collections import OrderedDict
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import Final
+from typing import Final, Protocol
 
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.keys import BlockOp, Compute, Overlapped
@@ -54,6 +54,14 @@ def replayed(events: list[Event], rules: AllocatorRules) -> AllocatorPeak:
 
 Known = dict[tuple[int, bytes, int | None], AllocatorPeak]
 """Peaks of a rank by what it runs and what the device can give."""
+
+
+class Reserving(Protocol):
+    """Who knows what the allocator reserves."""
+
+    def reserved_bytes(self, rank: int, allocated: float, fragmentation: float, room_bytes: float) -> float:
+        """Reserved by a rank that allocates so much at its peak, where the device has `room_bytes` for its allocator."""
+        ...
 
 
 class Replays:

@@ -6,8 +6,9 @@ round show whether it does (`repeats`): then any number of further rounds adds w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import ceil, isfinite
 from typing import Final
 
 from simpar.parallel.layout import Layout, recomputed_flops
@@ -23,14 +24,13 @@ from simpar.specs.scenario import Scenario
 from simpar.specs.size import passes_of
 
 WARM_ROUNDS: Final = 3
-"""Rounds of micro-batches (one per pipeline rank) after which most schedules repeat themselves."""
-MORE_ROUNDS: Final = (5, 8, 24)
-"""Rounds to try next: split backwards need 5, uneven stages 8, split backwards of them 24."""
-SEVERAL_ROUNDS: Final = (7, 10, 24)
-"""Rounds where a rank holds several stages: two steps of 7 cost less than a try with 5 that most of them fail. Of 11 such schedules
-that repeat themselves (Llama 3.1 405B over 4, 8 and 16 ranks) 7 rounds do for 9, 10 for all."""
-TURN_ROUNDS: Final = (4, 5, 6, 8, 10, 24)
-"""Rounds where the stages of a rank take turns: 8 do for 9 of 9, 4 to 6 for most, the more the stages of a rank."""
+"""Rounds of micro-batches (one per pipeline rank) after which most schedules repeat themselves; a step that does not yet says how
+many that takes."""
+SEVERAL_ROUNDS: Final = 7
+"""Rounds where a rank holds several stages: of 11 such schedules that repeat themselves (Llama 3.1 405B over 4, 8 and 16 ranks) 7
+do for 9."""
+TURN_ROUNDS: Final = 4
+"""Least rounds where the stages of a rank take turns: 8 do for 9 of 9, 4 to 6 for most, the more the stages of a rank."""
 TURN_MICROBATCHES: Final = 80
 """A step of so many, built layer by layer, costs as much as the longest of theirs that is tried first, of up to 8 rounds: a try
 that fails costs more than what a shorter one saves."""
@@ -38,10 +38,12 @@ FEW_ROUNDS: Final = 5
 """Theirs where there are not micro-batches for more."""
 WORTHWHILE: Final = 1.5
 """Least ratio of all micro-batches to those simulated twice."""
+Counts = tuple[int, int, int]
+"""Micro-batches per rank of two shorter steps and of the whole."""
 
 
-def _shorter_counts(scenario: Scenario, rounds: int) -> tuple[int, int, int] | None:
-    """(few, more, all) micro-batches per rank, few and more enough for the steady state; None where all is not many.
+def shorter_counts(scenario: Scenario, rounds: int) -> Counts | None:
+    """(few, more, all) micro-batches per rank; None where all is not many.
 
     Args:
         rounds: of the shorter one.
@@ -72,19 +74,33 @@ def _copies(scenario: Scenario) -> int:
     return family.replicas if family else 1
 
 
-def _rounds(scenario: Scenario) -> tuple[int, ...]:
-    """Rounds of micro-batches to try, the least first."""
+def first_rounds(scenario: Scenario) -> int:
+    """Rounds of micro-batches to try first."""
     if _takes_turns(scenario):
         passes, plan = passes_of(scenario), scenario.plan
         longest = TURN_MICROBATCHES * (1 + max(passes.layers / passes.stages, 1)) / 2
-        least = min(int(longest / (plan.microbatch_group_size or plan.pp)) - 1, 8)
-        return tuple(rounds for rounds in TURN_ROUNDS if rounds >= least)
+        return max(min(int(longest / (plan.microbatch_group_size or plan.pp)) - 1, 8), TURN_ROUNDS)
     family = _family(scenario)
     several = family is not None and ((family.virtual_stages or 1) > 1 or family.replicas > 1)
-    return SEVERAL_ROUNDS if several else (WARM_ROUNDS, *MORE_ROUNDS)
+    return SEVERAL_ROUNDS if several else WARM_ROUNDS
 
 
-def closer(scenario: Scenario, counts: tuple[int, int, int]) -> tuple[int, int, int]:
+def first_counts(scenario: Scenario) -> Counts | None:
+    """Counts to try first; None where there are not micro-batches for them."""
+    if not can_fold(scenario):
+        return None
+    rounds = first_rounds(scenario)
+    return shorter_counts(scenario, rounds) or shorter_counts(scenario, min(rounds, FEW_ROUNDS))
+
+
+def next_counts(scenario: Scenario, counts: Counts, needed: float | None) -> Counts | None:
+    """Counts to try after `counts`: of so many micro-batches, where that is known; None where those are not few."""
+    group = counts[1] - counts[0]
+    wanted = max(needed if needed is not None else 1.5 * counts[0], counts[0] + group)
+    return shorter_counts(scenario, ceil((wanted - counts[2] % group) / group)) if isfinite(wanted) else None
+
+
+def closer(scenario: Scenario, counts: Counts) -> Counts:
     """`counts` with the least round: a micro-batch (of each copy) where each is handled as the one before, a group where stages
     take turns.
 
@@ -92,13 +108,6 @@ def closer(scenario: Scenario, counts: tuple[int, int, int]) -> tuple[int, int, 
     """
     few, more, every = counts
     return (few, more if _takes_turns(scenario) else few + _copies(scenario), every)
-
-
-def all_counts(scenario: Scenario) -> Iterator[tuple[int, int, int]]:
-    """Counts to try, the cheapest first."""
-    if can_fold(scenario):
-        found = [*filter(None, (_shorter_counts(scenario, count) for count in _rounds(scenario)))]
-        yield from found or filter(None, [_shorter_counts(scenario, FEW_ROUNDS)])
 
 
 def with_microbatches(scenario: Scenario, count: int) -> Scenario:
@@ -182,6 +191,17 @@ def _memory(first: RankMemory, second: RankMemory, along: Callable[[float, float
     static = dict(second.static)
     for name, more in growth.items():
         static[name] = static.get(name, 0.0) + more
-    reserved = along(first.reserved_bytes, second.reserved_bytes)
-    allocated = second.allocated_bytes + sum(growth.values())
-    return replace(second, static=tuple(static.items()), replays=None, fragmentation=max(reserved / allocated, 1.0))
+    return replace(second, static=tuple(static.items()), replays=_ReservedAlong(first, second, along))
+
+
+@dataclass(frozen=True, slots=True)
+class _ReservedAlong:
+    """What the allocator reserves in a step of all micro-batches, worked out when asked for."""
+
+    first: RankMemory
+    second: RankMemory
+    along: Callable[[float, float], float]
+
+    def reserved_bytes(self, rank: int, allocated: float, fragmentation: float, room_bytes: float) -> float:
+        """As of `Replays`."""
+        return max(self.along(self.first.reserved_bytes, self.second.reserved_bytes), allocated)

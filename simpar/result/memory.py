@@ -17,7 +17,7 @@ from simpar.parallel.data import state_memory
 from simpar.parallel.keys import BlockOp, Compute, LaunchGap, Offload, OptimizerStep, Overlapped
 from simpar.parallel.layout import Layout
 from simpar.program.program import FloatArray, IntArray, Program
-from simpar.result.allocations import Known, Replays, passes_of
+from simpar.result.allocations import Known, Replays, Reserving, passes_of
 from simpar.result.gathers import (
     Gathers,
     frozen_parameters,
@@ -63,7 +63,7 @@ class RankMemory:
     dynamic: FloatArray
     outside: tuple[tuple[str, float], ...]
     fragmentation: float
-    replays: Replays | None = None
+    replays: Reserving | None = None
     capacity_bytes: float = math.inf
     timed_passes: Callable[[], list[TimedPass]] | None = None
 
@@ -262,6 +262,9 @@ class _StageBytes:
             sums[-1] = (sums[-1][0] + kept_outputs(layout, stage), *sums[-1][1:])
             sums[0] = (sums[0][0] - freed_inputs(layout, stage), *sums[0][1:])
             sums = _freed(layout, blocks, sums)
+        for i, block in enumerate(blocks):
+            if block.options.recompute.inner:  # The layers before it in the chunk have run again as well.
+                sums[i] = (*sums[i][:2], sums[i][2] + sums[i - 1][2], *sums[i][3:])
         outputs, kept = [last_outputs(layout, b) for b in blocks], [b.offloadable_bytes for b in blocks]
         return cls(sums, _gradients(layout, blocks), gathers.forward, outputs, kept)
 

@@ -3,12 +3,14 @@
 Finish times are longest paths, which are linear in the number of micro-batches once no op changes what it waits for. Each op of the
 shorter step has two images in the longer one, which has a round more: the op as far from the first of its kind, and the op as far
 from the last. In the beginning the first image is the same op moved by a constant of its kind, in the end the second is, and for at
-least a round both are; and neither has less slack to anything that it waits for. Slacks that grow by the same amount each round
-never end, so what an op waits for stays what it is, and every further round moves both images by the same constants again.
+least a round both are; and neither uses up its slack to anything that it waits for. Slacks change by the same amount each round:
+those that grow never end, and those that shrink last for a number of rounds that they tell. So long what an op waits for stays what
+it is, and every further round moves both images by the same constants again.
 
 The constants differ by kind where stages run at their own speed, as in GPipe's forwards: a fast stage gets ever further ahead of a
 slow one behind it, at a constant rate. Under a split backward slacks shrink instead, for as long as stages of unequal length use
-them up.
+them up. Where communication slows compute beside it, a round comes nearer to the one before by a constant factor. A step tells
+both, so it tells how long one must be to repeat itself (`foreseen`).
 """
 
 from __future__ import annotations
@@ -89,8 +91,9 @@ class _Images:
         self.shift: FloatArray = by_kind[first.kind]
         self.moved: BoolArray = np.asarray(np.abs(shift - self.shift).max(axis=1) <= tolerance)
 
-    def held(self, first: _Step, second: _Step, others: _Images, tolerance: float) -> tuple[BoolArray, FloatArray]:
-        """(ops that wait for images of what they waited for, with no less slack; slack of the images, float array [edges])."""
+    def held(self, first: _Step, second: _Step, others: _Images, further: float, tolerance: float) -> tuple[BoolArray, FloatArray]:
+        """(ops that wait for images of what they waited for, with slack left after so many further rounds; slack of the images,
+        float array [edges])."""
         good: BoolArray = np.asarray(self.moved & (np.diff(first.begin) == np.diff(second.begin)[self.op]))
         edge = good[first.op]
         place = np.where(edge, second.begin[self.op[first.op]] + np.arange(len(first.op)) - first.begin[first.op], 0)
@@ -98,14 +101,18 @@ class _Images:
         known: BoolArray = np.zeros(len(edge), dtype=bool)
         for images in (self, others):
             known = np.asarray(known | (images.moved[first.before] & (image == images.op[first.before])))
-        good[first.op[~known | (slack < first.slack - tolerance)]] = False
+        good[first.op[~known]] = False
+        shrinks = np.flatnonzero(slack < first.slack - tolerance)
+        lost = (first.slack[shrinks] - slack[shrinks]) * further
+        good[first.op[shrinks[slack[shrinks] - lost < tolerance]]] = False
         return good, slack
 
 
-def extends(first: Timeline, second: Timeline, *, interference: bool, tolerance: float) -> bool:
-    """Whether every further round moves the ops of `second`, a round longer, as the last one moved those of `first`.
+def extends(first: Timeline, second: Timeline, *, interference: bool, tolerance: float, further: float = np.inf) -> bool:
+    """Whether each further round moves the ops of `second`, a round longer, as the last one moved those of `first`.
 
     Args:
+        further: so many rounds.
         interference: how fast an op runs hangs on what runs beside it.
         tolerance: seconds that are none.
     """
@@ -115,7 +122,10 @@ def extends(first: Timeline, second: Timeline, *, interference: bool, tolerance:
     if (other.count < one.count).any() or (one.count == 0).any():
         return False
     early, late = (_Images(one, other, tolerance, last=last) for last in (False, True))
-    (fixed, slack), (moving, later) = early.held(one, other, late, tolerance), late.held(one, other, early, tolerance)
+    (fixed, slack), (moving, later) = (
+        early.held(one, other, late, further, tolerance),
+        late.held(one, other, early, further, tolerance),
+    )
     end, begin = one.count.copy(), np.zeros_like(one.count)
     np.minimum.at(end, one.kind[~fixed], one.number[~fixed])
     np.maximum.at(begin, one.kind[~moving], one.number[~moving] + 1)
@@ -153,6 +163,62 @@ def may_extend(second: Timeline, few: int, more: int, *, tolerance: float) -> bo
         if np.diff(np.concatenate([[0], apart, [few]])).max() < ahead:
             return False
     return True
+
+
+def foreseen(second: Timeline, ahead: int, more: int, every: int, *, tolerance: float) -> float | None:
+    """How many passes of a kind a step needs to repeat itself, as far as one of `more` says; None where that says nothing.
+
+    Past its head each of its rounds is the one before moved by a constant, until a slack is used up and another head begins; or
+    comes nearer to that by a constant factor. Its tail is as long as any step's.
+
+    Args:
+        ahead: passes of a round of a kind that a micro-batch has one of.
+        more, every: those of the step, and of the whole.
+        tolerance: as of `extends`.
+    """
+    (kind,) = _kinds((second.program,))
+    step = _Step.of(second, kind, int(kind.max(initial=0)) + 1)
+    begins = (np.cumsum(step.count) - step.count)[step.count == more]
+    ops = np.argsort(kind, kind="stable")[begins[:, None] + np.arange(more)]
+    moved = step.times[ops[:, ahead:]] - step.times[ops[:, :-ahead]]
+    change = np.abs(moved[:, ahead:] - moved[:, :-ahead]).max(axis=(0, 2), initial=0.0)
+    if len(change) < 2 * ahead:
+        return None
+    apart = np.lib.stride_tricks.sliding_window_view(change, ahead).max(axis=1)
+    same = np.diff(np.concatenate([[False], apart <= tolerance, [False]]).astype(np.int64))
+    heads, ends = np.flatnonzero(same > 0), np.flatnonzero(same < 0)
+    if len(heads):
+        longest = int(np.argmax(ends - heads))
+        end, head = int(ends[longest]), float(heads[longest])
+        last = ops[:, end + ahead - 1 : end + 2 * ahead - 1].reshape(-1)
+        until = _used_up(step, last, ops[:, end + 2 * ahead - 1 : end + 3 * ahead - 1].reshape(-1), tolerance)
+        head += until if until < every else 0.0
+    else:
+        end = int(np.argmin(apart))
+        since = end - ahead * max(end // (3 * ahead), 1)
+        if since < 0 or apart[since] <= apart[end]:
+            return None
+        head = end + (end - since) * float(np.log(tolerance / apart[end]) / np.log(apart[end] / apart[since]))
+    return head + (len(apart) - end) + 2 * ahead
+
+
+def _used_up(step: _Step, ops: IntArray, again: IntArray, tolerance: float) -> float:
+    """Of which number an op is the first to have lost its slack to what it waits for; infinite where none loses any.
+
+    Args:
+        ops, again: of a round and of the next.
+    """
+    alike = np.diff(step.begin)[ops] == np.diff(step.begin)[again]
+    ops, again = ops[alike], again[alike]
+    counts = np.diff(step.begin)[ops]
+    place = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    edges, images = (np.repeat(step.begin[part], counts) + place for part in (ops, again))
+    left = step.slack[images]
+    lost = step.slack[edges] - left
+    loses = np.flatnonzero((lost > tolerance) & (step.kind[step.before[edges]] == step.kind[step.before[images]]))
+    images, edges = images[loses], edges[loses]
+    number, before = step.number[step.op[images]], step.number[step.op[edges]]
+    return float((number + (number - before) * left[loses] / lost[loses]).min(initial=np.inf))
 
 
 def _kinds(programs: tuple[Program, ...]) -> list[IntArray]:

@@ -16,7 +16,7 @@ from simpar.parallel.layout import Layout
 from simpar.parallel.lifetimes import Lifetimes, lifetimes
 from simpar.parallel.local_layer import LocalLayer
 from simpar.parallel.traffic import stays_gathered
-from simpar.result.allocator import HOST_AHEAD, HOST_WAITS, RECORDED, Event
+from simpar.result.allocator import RECORDED, Event
 from simpar.result.gathers import (
     frozen_parameters,
     fully_sharded,
@@ -29,6 +29,7 @@ from simpar.result.gathers import (
     update_bytes,
     whole_embedding_gradient,
 )
+from simpar.result.host_events import Host
 from simpar.result.outside import workspaces
 from simpar.result.stage_ends import STAGE_INPUT, kept_outputs, last_outputs, receive_buffers
 
@@ -127,17 +128,33 @@ class Trace:
         waiting = self.flying.get((stage, index))
         if not waiting:
             return
+        if not self.thin or late:
+            self._again(stage, index, late=late)
         ids = waiting.popleft()
-        lives = self.lives(stage, index, late=late)
         if self.thin and not late:
             for tensor in ids.values():
                 self.free(tensor)
             return
-        self.run(lives.backward, ids, lives.collective)
+        lives = self.lives(stage, index, late=late)
+        self.run(lives.backward[lives.again :], ids, lives.collective)
         if late:
             self.late.setdefault((stage, index), deque()).append(ids)
         else:
             self.free(ids.pop(_OUTPUT, -1))
+
+    def _again(self, stage: int, index: int, *, late: bool) -> None:
+        """Recomputation of a block, or of a chunk of them before the backward of its last one."""
+        inner = [block.options.recompute.inner for block in self.layout.stage_blocks[stage]]
+        if index + 1 < len(inner) and inner[index + 1]:
+            return
+        first = next(at for at in range(index, -1, -1) if not inner[at])
+        for block in range(first, index + 1):
+            lives = self.lives(stage, block, late=late)
+            self.repeat(stage, block, lives.backward[: lives.again], lives.collective)
+
+    def repeat(self, stage: int, index: int, steps: tuple[tuple[str, int], ...], collective: frozenset[str]) -> None:
+        """Steps of the recomputation of a block's oldest micro-batch."""
+        self.run(steps, self.flying[stage, index][0], collective)
 
     def weight(self, stage: int, index: int) -> None:
         """Weight gradient of a block's oldest micro-batch."""
@@ -347,39 +364,9 @@ def placeholders(layout: Layout, stages: list[int]) -> dict[tuple[int, int], flo
     return shapes
 
 
-class _Host:
-    """Where the host of a pipeline rank waits for its device, and where the device waits for a neighbour while the host runs on.
-
-    Only where receiving needs the host (`receives_block_host`): without receives it runs ahead throughout. A rank's device is held
-    from its third forward in a row on, as the stage behind takes the second output only when it is through with the first.
-    """
-
-    FREE_FORWARDS: Final = 2
-
-    def __init__(self, trace: Trace) -> None:
-        layout = trace.layout
-        self.trace, self.last = trace, layout.num_stages - 1
-        self.active = layout.plan.pp > 1 and layout.framework.pipeline.receives_block_host
-        self.forwards = 0
-        if self.active:
-            trace.events.append(HOST_WAITS)
-
-    def before(self, phase: str, stage: int, first: int, last: int) -> None:
-        """Blocks [first, last) of a stage begin."""
-        begins = first == 0 if phase == "F" else last >= len(self.trace.layout.stage_blocks[stage])
-        if not self.active or phase == "W" or not begins:
-            return
-        self.forwards += phase == "F"
-        if stage != (0 if phase == "F" else self.last):
-            self.trace.events.append(HOST_WAITS)
-            self.forwards = int(phase == "F")
-        elif self.forwards > self.FREE_FORWARDS:
-            self.trace.events.append(HOST_AHEAD)
-
-
 def run_passes(trace: Trace, sharded: Sharded, passes: list[Pass], most: float = inf) -> None:
     """Requests of these passes, one after the other, until there are more than `most`."""
-    host = _Host(trace)
+    host = Host(trace.layout, trace.events)
     for phase, stage, first, last in passes:
         if len(trace.events) > most:
             break

@@ -15,7 +15,7 @@ from simpar.program.program import Program
 from simpar.program.shorter import LeftOut, leave_out, rounds
 from simpar.result.interpret import Priced, interpret
 from simpar.result.memory import RankMemory
-from simpar.result.regime import extends, may_extend, without_round
+from simpar.result.regime import extends, foreseen, may_extend, without_round
 from simpar.schedules import Schedule
 
 SAME: Final = 1e-11
@@ -52,15 +52,17 @@ class ShorterSteps:
             self._played[count, how] = (priced, self._play(priced))
         return self._played[count, how]
 
-    def repeat(self, few: int, more: int, how: Detail) -> bool:
-        """Whether every further round adds to a step of `more` micro-batches what it adds to one of `few`, in time and memory."""
+    def repeat(self, few: int, more: int, every: int, how: Detail) -> bool:
+        """Whether each further round up to `every` adds to a step of `more` micro-batches what it adds to one of `few`, in time and
+        memory."""
         priced, second = self.played(more, how)
         tolerance = SAME * second.makespan
         if not self.read_off(few, more, how):
             return False
         first = self.played(few, how)[1]
         slowed = bool((second.seconds > priced.table.seconds[priced.program.price] + tolerance).any())
-        if not extends(first, second, interference=slowed, tolerance=tolerance):
+        further = (every - more) / (more - few)
+        if not extends(first, second, interference=slowed, tolerance=tolerance, further=further):
             return False
         return all(map(_memory_extends, self.result(few, how).memory, self.result(more, how).memory))
 
@@ -98,6 +100,14 @@ class ShorterSteps:
         priced, timeline = self.played(more, how)
         copies = priced.schedule.replicas
         return may_extend(timeline, few // copies, more // copies, tolerance=SAME * timeline.makespan)
+
+    def foreseen(self, few: int, more: int, every: int, how: Detail) -> float | None:
+        """How many micro-batches a step has that repeats itself, as far as that of `more` says; None where that says nothing."""
+        priced, timeline = self.played(more, how)
+        copies = priced.schedule.replicas
+        passes = ((more - few) // copies, more // copies, every // copies)
+        found = foreseen(timeline, *passes, tolerance=SAME * timeline.makespan)
+        return None if found is None else found * copies
 
 
 def _memory_extends(first: RankMemory, second: RankMemory) -> bool:

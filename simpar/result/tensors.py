@@ -71,6 +71,11 @@ class _Named(Trace):
         super().backward(stage, index, late=late)
         self._note([])
 
+    def repeat(self, stage: int, index: int, steps: tuple[tuple[str, int], ...], collective: frozenset[str]) -> None:
+        before, self.where = self.where, (stage, index)
+        super().repeat(stage, index, steps, collective)
+        self.where = before
+
     def weight(self, stage: int, index: int) -> None:
         self.where = (stage, index)
         super().weight(stage, index)

@@ -118,12 +118,6 @@ def whole_layers(able: Sequence[Any] | None, given: Sequence[Any] | None) -> tup
     return "full" in both, "full:*" in both, numbers
 
 
-def divisors(whole: int) -> list[int]:
-    """Ascending divisors of `whole`."""
-    small = [d for d in range(1, int(whole**0.5) + 1) if whole % d == 0]
-    return sorted({*small, *(whole // d for d in small)})
-
-
 def shard_sizes(divisors: Sequence[int]) -> list[int]:
     """Default sizes of a shard group below all of the ranks (the last of their ascending divisors)."""
     return [size for size in SHARDS if size in divisors and size < divisors[-1]]
@@ -182,4 +176,4 @@ def matches(axis: str, value: Any, allowed: Sequence[Any]) -> bool:
     return False
 
 
-__all__ = ["AXES", "RecomputeSpec", "divisors", "matches", "parse_restrictions", "parse_values", "selections", "whole_layers"]
+__all__ = ["AXES", "RecomputeSpec", "matches", "parse_restrictions", "parse_values", "selections", "whole_layers"]

@@ -25,13 +25,16 @@ def recompute_spec(text: str) -> str | RecomputeSpec:
 
 
 def recompute_text(value: str | RecomputeSpec) -> str:
-    """The short text of a plan's recompute field; "full/2" (every second layer) is no value of the search's axis."""
+    """The short text of a plan's recompute field; "full/2" (every second layer) and "full*2" (chunks of two) are no values of the
+    search's axis."""
     if isinstance(value, str):
         return value
     if value.granularity == "full" and value.num_layers is not None:
         return f"full:{value.num_layers}"
     if value.every > 1:
         return f"full/{value.every}"
+    if value.uniform_layers > 1:
+        return f"full*{value.uniform_layers}"
     if value.granularity == "selective" and value.modules:
         return "selective:" + "+".join(value.modules)
     return value.granularity

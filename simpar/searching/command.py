@@ -26,10 +26,11 @@ from simpar.searching.mixed_space import MixedSpace
 from simpar.searching.objective import OBJECTIVES, pace, parse_constraints, parse_front
 from simpar.searching.parts import Wish
 from simpar.searching.request import make_space
-from simpar.searching.space import Space, divisors
+from simpar.searching.space import Space
 from simpar.searching.store import Store
 from simpar.searching.tasks import TASKS, USUAL_BATCH, USUAL_FRAMEWORK, USUAL_SEQUENCE, task_spaces
 from simpar.searching.why import Why, left_out, why, why_nothing
+from simpar.specs.counts import divisors
 from simpar.specs.options import RunOptions
 from simpar.specs.scenario import Scenario
 from simpar.specs.wanted import FIT_PROBABILITY

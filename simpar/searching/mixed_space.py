@@ -16,11 +16,11 @@ from typing import Final
 
 from simpar.errors import InputError, Violation
 from simpar.searching import axes
-from simpar.searching.axes import divisors
 from simpar.searching.choice import EVEN, Choice, Group, Offload, Pipeline, Split
 from simpar.searching.shapes import style_of
 from simpar.searching.space import Space
 from simpar.specs.checks import check_scenario
+from simpar.specs.counts import divisors
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.stage_plan import alike, joint_profile
 

@@ -15,7 +15,7 @@ from simpar.searching.refusals import check_space, check_values
 from simpar.searching.space import Space
 from simpar.specs.base import validate
 from simpar.specs.framework import framework
-from simpar.specs.plan import PlanSpec, RecomputeSpec
+from simpar.specs.plan import PlanSpec
 from simpar.specs.scenario import Scenario, make_scenario
 from simpar.topology.mesh import Mesh
 
@@ -177,9 +177,11 @@ def choice_of(scenario: Scenario) -> Choice:
     if plan.layers_per_stage is not None:
         rule = "a free split of the layers is no value of the space"
         raise InputError([Violation("plan.layers_per_stage", plan.layers_per_stage, rule, "first/last_stage_less_layers")])
-    if isinstance(plan.recompute, RecomputeSpec) and plan.recompute.every > 1:
-        rule = "every k-th layer is no value of the space"
-        raise InputError([Violation("plan.recompute.every", plan.recompute.every, rule, 'method = "block", as many first layers')])
+    for field, what in (("every", "every k-th layer is"), ("uniform_layers", "chunks of layers are")):
+        count = getattr(plan.recompute, field, 1)
+        if count > 1:
+            right = 'method = "block", as many first layers' if field == "every" else "1: every layer by itself"
+            raise InputError([Violation(f"plan.recompute.{field}", count, f"{what} no value of the space", right)])
     mesh = Mesh.of(plan, scenario.world_size)
     schedule = plan.schedule
     if schedule == "auto":

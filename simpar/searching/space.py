@@ -17,12 +17,12 @@ from simpar.model.kind import of_jobs
 from simpar.schedules import SCHEDULES as FAMILIES
 from simpar.searching import axes
 from simpar.searching.abilities import Ability, ability
-from simpar.searching.axes import divisors, selections, whole_layers
+from simpar.searching.axes import selections, whole_layers
 from simpar.searching.choice import EVEN, Choice, Group, Offload, Pipeline, Split, State, Variant, parse_split
 from simpar.searching.memo import kept
 from simpar.specs.architecture import TokenModel
 from simpar.specs.checks import check_scenario
-from simpar.specs.counts import layer_count
+from simpar.specs.counts import divisors, layer_count
 from simpar.specs.framework import FrameworkSpec, framework
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.model import MoeSpec
@@ -429,6 +429,3 @@ class Space:
                     again = self.recomputes(self.deepest(pipeline, group.pp), merges=self.merges(variant))
                     for recompute, state, offload in product(again, self.states(group), self.offloads):
                         yield Choice(group, batch, variant, pipeline, recompute, state, offload)
-
-
-__all__ = ["Space", "divisors"]

@@ -9,7 +9,7 @@ from typing import Final
 from simpar.errors import InputError, Violation
 from simpar.registry import closest
 from simpar.specs.architecture import TokenModel
-from simpar.specs.counts import ONE_CHUNK_SCHEDULES, layer_count, model_stages, resolved_dp, resolved_etp
+from simpar.specs.counts import ONE_CHUNK_SCHEDULES, divisors, layer_count, model_stages, resolved_dp, resolved_etp
 from simpar.specs.encoders import encoder_rules
 from simpar.specs.framework import framework, framework_names
 from simpar.specs.framework_options import missing_options, option_conflicts
@@ -72,12 +72,7 @@ def _machines(scenario: Scenario) -> list[Violation]:
 def _divides(field: str, value: int, whole: int, what: str) -> Iterator[Violation]:
     """A violation unless `value` divides `whole`."""
     if whole % value:
-        yield Violation(field, value, f"must divide {what} ({whole})", f"one of {_listed(_divisors(whole))}")
-
-
-def _divisors(whole: int) -> list[int]:
-    small = [d for d in range(1, int(whole**0.5) + 1) if whole % d == 0]
-    return sorted({*small, *(whole // d for d in small)})
+        yield Violation(field, value, f"must divide {what} ({whole})", f"one of {_listed(divisors(whole))}")
 
 
 def _listed(values: Sequence[int], most: int = 16) -> str:
@@ -135,7 +130,7 @@ def _cluster(scenario: Scenario, hardware: HardwareProfile) -> Iterator[Violatio
         experts = resolved_etp(plan) * plan.ep * plan.pp
         if world % group == 0 and world % experts:
             rule = f"etp {resolved_etp(plan)} x ep {plan.ep} x pp {plan.pp} = {experts} must divide the {world} GPUs"
-            right = f"etp x ep must divide {world // plan.pp}: {_listed(_divisors(world // plan.pp))}"
+            right = f"etp x ep must divide {world // plan.pp}: {_listed(divisors(world // plan.pp))}"
             yield Violation("plan.ep", plan.ep, rule, right)
 
 
@@ -145,7 +140,7 @@ def _not_dividing(scenario: Scenario, group: int) -> Violation:
     if group > world:
         return Violation("plan", product, f"needs more ranks than the {world} GPUs of the cluster", f"at most {world}")
     near = f"{world - world % group} or {world - world % group + group} GPUs"
-    right = f"a product of {_listed(_divisors(world))}; or {near}"
+    right = f"a product of {_listed(divisors(world))}; or {near}"
     return Violation("plan", product, f"must divide the {world} GPUs of the cluster", right)
 
 
@@ -232,6 +227,9 @@ def _full_recompute(recompute: RecomputeSpec) -> Iterator[Violation]:
     ):
         if given and not fits:
             yield Violation(f"plan.recompute.{field}", getattr(recompute, field), f"belongs to {right}", "leave it out")
+    if recompute.every > 1 and recompute.uniform_layers > 1:
+        rule = "either every k-th layer alone or chunks of layers are recomputed"
+        yield Violation("plan.recompute.every", recompute.every, rule, "1, or uniform_layers = 1")
     if full and block and recompute.num_layers is None:
         right = 'how many layers of each stage, or method = "uniform"'
         yield Violation("plan.recompute.num_layers", None, 'method = "block" recomputes the first layers of each stage', right)
@@ -315,7 +313,7 @@ def _fitting_tp(model: TokenModel) -> list[int]:
     """Tensor-parallel degrees that satisfy every rule of the model."""
     common = gcd(*(width for _, width in model.tensor_widths()))
     groups = [count for _, count in model.tensor_groups()]
-    return [d for d in _divisors(common) if all(count % d == 0 or d % count == 0 for count in groups)]
+    return [d for d in divisors(common) if all(count % d == 0 or d % count == 0 for count in groups)]
 
 
 def _sequence(model: TokenModel, scenario: Scenario) -> Iterator[Violation]:
@@ -330,7 +328,7 @@ def _sequence(model: TokenModel, scenario: Scenario) -> Iterator[Violation]:
         yield from _divides("plan.cp", plan.cp, heads, "the attention heads of one tensor-parallel rank for ulysses")
     halves = 1 if plan.cp_style == "ulysses" or plan.cp == 1 else 2
     if length % (halves * plan.cp):
-        fitting = [d for d in _divisors(length) if d == 1 or length % (halves * d) == 0]
+        fitting = [d for d in divisors(length) if d == 1 or length % (halves * d) == 0]
         rule = f"{f'{halves} x cp' if halves > 1 else 'cp'} must divide training.sequence_length ({length})"
         yield Violation("plan.cp", plan.cp, rule, f"one of {_listed(fitting)}")
     elif plan.sequence_parallel and (length // plan.cp) % plan.tp:

@@ -15,6 +15,12 @@ TWO_CHUNK_SCHEDULES: Final = ("zb-v", "v-half", "v-min", "dualpipe-v")
 """Those with two, placed as a V."""
 
 
+def divisors(whole: int) -> list[int]:
+    """Ascending divisors of `whole`."""
+    small = [d for d in range(1, int(whole**0.5) + 1) if whole % d == 0]
+    return sorted({*small, *(whole // d for d in small)})
+
+
 def resolved_dp(scenario: Scenario) -> int:
     """Data-parallel ranks: the plan's, or what tp * cp * pp leave of the cluster (at least 1)."""
     plan = scenario.plan

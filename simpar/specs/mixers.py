@@ -77,6 +77,8 @@ class AttentionSpec(Mixer):
     """Width of a head."""
     v_head_dim: Positive | None = None
     """Width of a value head where it is not head_dim (MiMo-V2)."""
+    query_rank: NonNegative = 0
+    """Width that queries are compressed to, with a norm, before their heads' matrix (Step-3); 0: they are not."""
     causal: bool = True
     """A query sees no later keys."""
     window: Positive | None = None

@@ -88,9 +88,6 @@ def _not_modelled(scenario: Scenario) -> Iterator[str]:
         yield f"model.activation {model.activation!r} is not modelled: priced, and kept for the backward, as gelu is"
     if plan.delay_wgrad:
         yield "plan.delay_wgrad is not modelled: weight gradients run in their own backward, unless the schedule splits it"
-    if isinstance(plan.recompute, RecomputeSpec) and plan.recompute.uniform_layers > 1:
-        every = plan.recompute.uniform_layers
-        yield f"plan.recompute.uniform_layers {every} is not modelled: every layer is checkpointed by itself"
 
 
 def _simplified(scenario: Scenario) -> Iterator[str]:
@@ -105,6 +102,8 @@ def _simplified(scenario: Scenario) -> Iterator[str]:
     if other := other_model(scenario):
         name = other.model.name or "another model"
         yield f"training.reference_model: {name} runs forward on the same stages; a loss on both models' outputs is not priced"
+    if plan.zero_stage == 3 and isinstance(plan.recompute, RecomputeSpec) and plan.recompute.uniform_layers > 1:
+        yield "plan.recompute.uniform_layers: weights are gathered as if every layer were checkpointed by itself"
     if plan.overlap_ep and plan.ep > 1 and not plan.schedule.startswith("dualpipe"):
         yield (
             "plan.overlap_ep: exchanges are hidden as if every forward of one micro-batch ran beside a backward of another, "

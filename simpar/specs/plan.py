@@ -23,7 +23,7 @@ class RecomputeSpec(Spec):
     method: Literal["uniform", "block"] = "uniform"
     """full: chunks of layers over the whole stage, or only the first layers."""
     uniform_layers: Degree = 1
-    """full, uniform: layers per checkpointed chunk."""
+    """full, uniform: layers of a chunk that keeps only what enters it and runs again as one; the last one may be shorter."""
     every: Degree = 1
     """full, uniform: only layers of the model whose number is a multiple of this (torch's checkpoint of every second layer)."""
 
