@@ -10,7 +10,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from search_random import CASES, random_choice, space_of
+from search_random import CASES, SLOW, random_choice, space_of
 
 from simpar.engine.discrete_event import Effects, run
 from simpar.engine.slowed_paths import makespans
@@ -31,7 +31,7 @@ EACH = 5
 @cache
 def evaluation_of(name: str) -> Evaluation:
     """Programs of a case's space."""
-    return Evaluation.of(Pricing(space_of(**CASES[name])))
+    return Evaluation.of(Pricing(space_of(**{**CASES, **SLOW}[name])))
 
 
 @cache
@@ -62,7 +62,7 @@ def test_a_batch_takes_the_times_of_the_discrete_event_engine(name: str, seed: i
 
 
 @pytest.mark.parametrize("seed", range(EACH))
-@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize("name", [*sorted(CASES), *SLOW])
 def test_the_search_finds_the_step_time_of_simulate(name: str, seed: int) -> None:
     evaluation, choice = evaluation_of(name), drawn(name, seed)[0]
     result = simulate(choice.scenario(evaluation.pricing.template), detail=evaluation.detail(choice))

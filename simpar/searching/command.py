@@ -20,7 +20,7 @@ from simpar.searching.abilities import ANY, limit_of
 from simpar.searching.answer import Answer, Known, answer
 from simpar.searching.choice import Choice
 from simpar.searching.decision import TOLD
-from simpar.searching.effects import LARGEST_POOL, POOL, check_slow_ranks, has_effects
+from simpar.searching.effects import LARGEST_POOL, POOL, check_slow_ranks, leaves_out
 from simpar.searching.find import SAME, Watch, find_over
 from simpar.searching.mixed_space import MixedSpace
 from simpar.searching.objective import OBJECTIVES, pace, parse_constraints, parse_front
@@ -142,8 +142,8 @@ def run(options: SearchOptions) -> int:
         options.outputs.check(spaces[0].template)
     if not options.prove and (sum(s.size for s in spaces) > SMALL or isinstance(spaces[0], MixedSpace)):
         wish = replace(wish, reach=REACH, tolerance=TOLD)
-    if has_effects(spaces[0].template):
-        check_slow_ranks(spaces)
+    check_slow_ranks(spaces)
+    if any(leaves_out(space, robust=wish.robust) for space in spaces):
         wish = replace(wish, pool=POOL, fold=False, reach=inf, tolerance=0.0)
     store = Store(options.store, _request(spaces, wish, options.why)) if options.store is not None else None
     try:
@@ -183,7 +183,7 @@ def _searched(spaces: list[Space], wish: Wish, store: Store | None, options: Sea
         options.outputs.listener(None)
         result = answer(found, len(spaces), runs=options.outputs.runs, measured=options.outputs.measured, known=known)
         told = 0.0 if options.prove else TOLD
-        enough = not result.seen or result.gap is None or result.gap <= told or not result.finished
+        enough = result.searched or result.gap is None or result.gap <= told or not result.finished
         if enough or wish.pool >= LARGEST_POOL or len(found[0].best) < wish.pool:
             return result
         # Effects reorder layouts: those not simulated with them may still be faster, so more are.

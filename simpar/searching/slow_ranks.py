@@ -1,0 +1,64 @@
+"""Slow ranks as a search sees them: how much longer each pipeline rank computes, of the pipelines of a mesh that hold one."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simpar.program.units import joined_replicas
+from simpar.searching.choice import Group
+from simpar.searching.memo import kept
+from simpar.specs.scenario import Scenario
+from simpar.topology.mesh import Mesh
+
+Slow = tuple[float, ...]
+"""Factor on the compute seconds of each pipeline rank; () = all run at their prices."""
+NOBODY: Final[tuple[Slow, ...]] = ((),)
+
+
+class SlowRanks:
+    """Where the slow ranks of a scenario are, in any mesh.
+
+    Ranks without streams of their own stand for pipeline ranks. Those with streams of their own are GPUs: ranks in lockstep run at
+    the pace of the slowest of them, and pipelines of other replicas, which run the same, only wait for it.
+    """
+
+    def __init__(self, template: Scenario) -> None:
+        effects = template.effects
+        # A rank faster than its price is no lower bound of anything.
+        self.factors = {r: f for r, f in effects.slow_ranks.items() if f != 1.0} if only_slower(template) else {}
+        self.expand = effects.expand
+
+    @kept
+    def of(self, group: Group) -> tuple[Slow, ...]:
+        """Factors of the pipelines that are slow, without those that another is as slow as everywhere; the slowest first.
+
+        No step is shorter than that of each of these pipelines by itself, and with one pipeline it is as long.
+        """
+        if not self.factors:
+            return NOBODY
+        found: dict[int, list[float]] = {}
+        for rank, factor in self.factors.items():
+            copy, place = self._place(group, rank) if self.expand else (0, rank)
+            factors = found.setdefault(copy, [1.0] * group.pp)
+            factors[place] = max(factors[place], factor)
+        ordered = sorted({tuple(factors) for factors in found.values()}, key=lambda each: (-sum(each), each))
+        kept_: list[Slow] = []
+        for each in ordered:
+            if not any(all(a >= b for a, b in zip(other, each, strict=True)) for other in kept_):
+                kept_.append(each)
+        return tuple(kept_)
+
+    @staticmethod
+    def _place(group: Group, rank: int) -> tuple[int, int]:
+        """The pipeline that a GPU is in, and its pipeline rank."""
+        mesh = Mesh(group.tp, group.cp, group.dp, group.pp, group.ep, group.etp if group.ep > 1 else None, group.placement)
+        at = mesh.coordinates(rank)
+        return at["dp"] // joined_replicas(mesh), at["pp"]
+
+
+def only_slower(template: Scenario) -> bool:
+    """Whether no rank is faster than its price."""
+    return all(factor >= 1.0 for factor in template.effects.slow_ranks.values())
+
+
+__all__ = ["NOBODY", "Slow", "SlowRanks", "only_slower"]
