@@ -18,9 +18,11 @@ from simpar.searching.abilities import ABILITIES, limit_of
 from simpar.searching.answer import Answer, answer
 from simpar.searching.command import Outputs, SearchOptions, run
 from simpar.searching.effects import check_slow_ranks, gap_with_effects, has_effects, leaves_out, only_slows, step_of
+from simpar.searching.evaluation import Evaluation
 from simpar.searching.find import find
 from simpar.searching.improve import improve
 from simpar.searching.parts import Wish
+from simpar.searching.pricing import Pricing
 from simpar.searching.request import make_space
 from simpar.searching.space import Space
 from simpar.specs.scenario import make_scenario
@@ -218,6 +220,36 @@ def test_slow_gpus_of_two_replicas_are_left_to_the_simulation_of_both() -> None:
     assert told.best.value == pytest.approx(truth_of(space))
 
 
+@pytest.mark.parametrize("effects", [{"slow_ranks": {1: 1.5}}, {"slow_ranks": {5: 1.5}, "expand": True}])
+def test_changes_are_of_the_step_with_slow_ranks(effects: dict[str, Any]) -> None:
+    plan = {"tp": 1, "pp": 4, "dp": 2, "schedule": "1f1b", "recompute": "full"}
+    scenario = make_scenario(with_effects({**effects, "contention": True}, plan=plan, framework="megatron-core"))
+    known = scenario.model_copy(update={"effects": scenario.effects.model_copy(update={"contention": False})})
+    found = improve(scenario, axes=("tp", "pp", "schedule", "recompute"), keep=3)
+    assert found.today.step_time_s == pytest.approx(simulate(known, detail="stage").step_time_s)
+    changes = [*found.singles, *found.doubles]
+    assert changes
+    for change in changes:
+        assert change.scored.step_time_s == pytest.approx(
+            simulate(change.scored.choice.scenario(known), detail="stage").step_time_s
+        )
+        assert ("pp" in change.axes) <= known.effects.expand
+
+
+@pytest.mark.parametrize("drawn", [{"rank_sigma": 0.1}, {"compute_sigma": 0.1, "communication_sigma": 0.1}])
+def test_with_drawn_speeds_the_search_bounds_the_mean_of_the_draws(drawn: dict[str, float]) -> None:
+    space = make_space(with_effects({**drawn, "repetitions": 100}), allow=[*SMALL, "tp=2", "pp=1,2"])
+    evaluation, plain = Evaluation(Pricing(space)), Evaluation(Pricing(make_space(with_effects({}), allow=SMALL)))
+    for choice in list(space.choices())[::3]:
+        bound, runs = evaluation.longest_path(choice), simulate(choice.scenario(space.template), detail="stage").repetitions
+        assert runs is not None
+        # A mean of 100 draws is itself off by about 0.5 %.
+        assert bound <= 1.02 * runs.mean, str(choice)
+        assert bound >= 0.8 * runs.mean, str(choice)
+        rises = choice.group.dp * choice.group.tp > 1 and "rank_sigma" in drawn
+        assert (bound > 1.05 * plain.longest_path(choice)) is rises, str(choice)
+
+
 def test_gaps_are_only_claimed_where_effects_only_slow_down() -> None:
     def space(**effects: Any) -> Space:
         return make_space({**table("megatron-core"), "plan": {}, "effects": effects}, allow=[*SMALL, "tp=2", "pp=1,2"])
@@ -227,12 +259,15 @@ def test_gaps_are_only_claimed_where_effects_only_slow_down() -> None:
     last = max(s.step_time_s for s in found.best)
     assert gap_with_effects(found, 2.0 * last) == pytest.approx(0.5)
     assert gap_with_effects(found, 0.5 * last) == 0.0
-    for other in ({"slow_ranks": {0: 0.5}}, {"compute_sigma": 0.1}, {"interference": False}):
+    for other in ({"slow_ranks": {0: 0.5}}, {"interference": False}):
         changed = space(**other)
         assert leaves_out(changed)
         assert not only_slows(changed.template)
         assert gap_with_effects(replace(found, space=changed), last) is None
     assert leaves_out(space(slow_ranks={0: 1.5}), robust=True)
+    drawn = space(compute_sigma=0.1)
+    assert leaves_out(drawn)
+    assert gap_with_effects(replace(found, space=drawn), 2.0 * last) == pytest.approx(0.5)
     assert gap_with_effects(replace(found, finished=False), last) is None
 
 

@@ -146,6 +146,11 @@ class Answer:
         return gap_with_effects(self.found[0], step_of(self.best.result))
 
     @property
+    def _gap_of(self) -> str:
+        drawn = any(found.space.template.effects.is_random for found in self.found)
+        return f"the {'expected ' * drawn}step with the scenario's effects" if self.seen else "the step"
+
+    @property
     def complete(self) -> bool:
         """No cluster size was left out, unless a smaller one will do."""
         enough = self.wish.objective == "num_gpus" and bool(self.found[-1].best)
@@ -173,7 +178,7 @@ class Answer:
             "best": [c.to_json() for c in self.candidates], "try_these": list(self.try_these), "optimality_gap": self.gap,
             "mode": "prove" if self.prove else "quick",
             "effects": any(has_effects(f.space.template) for f in self.found),
-            "gap_of": "the step with the scenario's effects" if self.seen else "the step", "simulated_with_effects": self.seen,
+            "gap_of": self._gap_of, "simulated_with_effects": self.seen,
             "space_size": self.size,
             "rejected": self.counts("rejected"), "evaluated": self.counts("evaluated"),
             "kept": sum(f.account.kept for f in self.found),

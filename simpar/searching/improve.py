@@ -15,6 +15,7 @@ from simpar.result.result import Result
 from simpar.searching.abilities import limit_of
 from simpar.searching.branch import Branch
 from simpar.searching.choice import Choice
+from simpar.searching.effects import searched
 from simpar.searching.incumbents import Incumbents, Scored
 from simpar.searching.parts import Wish, branch_for
 from simpar.searching.pricing import Pricing
@@ -105,7 +106,10 @@ def improve(
     Raises:
         InputError: the plan has a part that no axis covers.
     """
-    scenario = of_jobs(scenario)
+    scenario = searched(of_jobs(scenario))
+    if scenario.effects.slow_ranks and not scenario.effects.expand:
+        # Slow pipeline ranks are there as long as there are as many.
+        axes = tuple(axis for axis in axes if axis != "pp")
     result = simulate(scenario)
     today = _spelled_out(choice_of(scenario), result, Pricing(Space(scenario, {})))
     limit = result.step_time_s if result.fits else float("inf")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from simpar.engine.jitter import expected_slowest
 from simpar.program.units import joined_replicas
 from simpar.searching.choice import Group
 from simpar.searching.memo import kept
@@ -27,21 +28,25 @@ class SlowRanks:
         # A rank faster than its price is no lower bound of anything.
         self.factors = {r: f for r, f in effects.slow_ranks.items() if f != 1.0} if only_slower(template) else {}
         self.expand = effects.expand
+        self.rank_sigma = 0.0 if effects.expand or not only_slower(template) else effects.rank_sigma
 
     @kept
     def of(self, group: Group) -> tuple[Slow, ...]:
         """Factors of the pipelines that are slow, without those that another is as slow as everywhere; the slowest first.
 
-        No step is shorter than that of each of these pipelines by itself, and with one pipeline it is as long.
+        No step is shorter than that of each of these pipelines by itself, and with one pipeline it is as long. Where ranks' speeds
+        are drawn, each is as slow as the slowest of the GPUs that it stands for is on average.
         """
-        if not self.factors:
+        if not (self.factors or self.rank_sigma):
             return NOBODY
-        found: dict[int, list[float]] = {}
+        found: dict[int, list[float]] = {} if self.factors else {0: [1.0] * group.pp}
         for rank, factor in self.factors.items():
             copy, place = self._place(group, rank) if self.expand else (0, rank)
             factors = found.setdefault(copy, [1.0] * group.pp)
-            factors[place] = max(factors[place], factor)
-        ordered = sorted({tuple(factors) for factors in found.values()}, key=lambda each: (-sum(each), each))
+            if place < group.pp:  # else the mesh has no such pipeline rank, which its simulation refuses
+                factors[place] = max(factors[place], factor)
+        drawn = expected_slowest(self.rank_sigma, group.tp * group.cp * group.dp)
+        ordered = sorted({tuple(drawn * f for f in factors) for factors in found.values()}, key=lambda each: (-sum(each), each))
         kept_: list[Slow] = []
         for each in ordered:
             if not any(all(a >= b for a, b in zip(other, each, strict=True)) for other in kept_):
