@@ -69,6 +69,22 @@ def test_the_search_finds_the_step_time_of_simulate(name: str, seed: int) -> Non
     assert evaluation.longest_path(choice) == pytest.approx(result.step_time_s, rel=1e-9), str(choice)
 
 
+@pytest.mark.parametrize("name", SLOW)
+def test_a_slow_gpu_is_the_slow_pipeline_rank_of_its_pipeline(name: str) -> None:
+    """One set of streams for each GPU, or one for each pipeline rank of its pipeline; several pipelines need all of them."""
+    evaluation, folds = evaluation_of(name), 0
+    template = evaluation.pricing.template
+    for seed in range(EACH):
+        choice = drawn(name, seed)[0]
+        own, detail = choice.scenario(template), evaluation.detail(choice)
+        folded = evaluation.pricing.slow_ranks.folded(own, choice.group)
+        folds += folded is not own
+        assert simulate(folded, detail=detail).step_time_s == pytest.approx(simulate(own, detail=detail).step_time_s, rel=1e-9)
+        noisy = own.model_copy(update={"effects": own.effects.model_copy(update={"contention": True})})
+        assert evaluation.pricing.slow_ranks.folded(noisy, choice.group) is noisy
+    assert (folds > 0) is template.effects.expand
+
+
 @pytest.mark.parametrize("name", ["tiny", "torchtitan", "zero-bubble", "fsdp-moe", "tied"])
 def test_layouts_share_a_program_only_where_it_is_the_same(name: str) -> None:
     """All shardings and offloads of one pipeline: whatever the search has for each is what `lower` makes of it."""

@@ -292,7 +292,8 @@ def _simulated(found: Found, choice: Choice, known: Known) -> Result:
     if key not in known:
         evaluation = Evaluation.of(pricing)
         if has_effects(template):
-            known[key] = simulate(choice.scenario(template), detail=evaluation.detail(choice))
+            scenario = pricing.slow_ranks.folded(choice.scenario(template), choice.group)
+            known[key] = simulate(scenario, detail=evaluation.detail(choice))
         elif evaluation.microbatches(choice) > FOLD_MICROBATCHES:
             replayed = partial(evaluation.replayed, choice)
             known[key] = simulate(choice.scenario(template), detail=evaluation.detail(choice), replayed=replayed)

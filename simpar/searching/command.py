@@ -20,7 +20,7 @@ from simpar.searching.abilities import ANY, limit_of
 from simpar.searching.answer import Answer, Known, answer
 from simpar.searching.choice import Choice
 from simpar.searching.decision import TOLD
-from simpar.searching.effects import LARGEST_POOL, POOL, check_slow_ranks, leaves_out
+from simpar.searching.effects import LARGEST_POOL, POOL, check_slow_ranks, leaves_out, simulated
 from simpar.searching.find import SAME, Watch, find_over
 from simpar.searching.mixed_space import MixedSpace
 from simpar.searching.objective import OBJECTIVES, pace, parse_constraints, parse_front
@@ -33,7 +33,6 @@ from simpar.searching.why import Why, left_out, why, why_nothing
 from simpar.specs.options import RunOptions
 from simpar.specs.scenario import Scenario
 from simpar.specs.wanted import FIT_PROBABILITY
-from simpar.step import simulate
 
 INTERRUPTED: Final = 130
 REACH: Final = 1.02
@@ -206,7 +205,7 @@ def _check_answer(store: Store, known: dict[str, Any], spaces: list[Space]) -> N
             space = next(s for s in spaces if s.template.world_size == best["world_size"])
         except (KeyError, TypeError, ValueError, AttributeError, StopIteration):
             raise store.doubted("its best layout is none of this search") from None
-        seconds = simulate(choice.scenario(space.template)).step_time_s
+        seconds = simulated(space, choice).step_time_s
         if not isclose(seconds, stored, rel_tol=SAME):
             raise store.doubted(f"{choice} takes {seconds:.6g} s when simulated again, {stored:.6g} s as stored")
 

@@ -103,9 +103,9 @@ class DesignBounds:
         found = bounds.pipeline_bound(shape, passes, seconds, compute, design.m, sends, around)
         if not self.pricing.waits(shape.style):
             return found.alone()
-        if shape.style == "full" or shape.group(design.m):
+        if (shape.style == "full" or shape.group(design.m)) and not (slow and shape.stages > pp):
             return found
-        paths = self.pricing.pipelines.paths(pipeline, pp, design.m)
+        paths = self.pricing.pipelines.paths(pipeline, pp, design.m, slow)
         pairs = [self.pricing.pairs(design.group, design.batch, design.variant, name) for name in again.names]
         both = stage_pairs(pairs, tables, again.table, stages, np.asarray(paths.pairs.any(axis=0)))
         ways = paths.seconds(stages.seconds(tables, again.table), both, sends.seconds)

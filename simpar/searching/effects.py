@@ -8,14 +8,15 @@ from typing import Final
 
 from simpar.errors import InputError, Violation
 from simpar.result.result import Result
-from simpar.searching.choice import mesh_key
+from simpar.searching.choice import Choice, mesh_key
 from simpar.searching.find import Found
 from simpar.searching.incumbents import Scored
 from simpar.searching.mixed_space import MixedSpace
-from simpar.searching.slow_ranks import SlowRanks, only_slower
+from simpar.searching.slow_ranks import SlowRanks, are_searched, only_slower
 from simpar.searching.space import Space
 from simpar.specs.effects import EffectsSpec
 from simpar.specs.scenario import Scenario
+from simpar.step import simulate
 
 POOL: Final = 32
 """Layouts that are first simulated again with effects: so many of the best, and as many of the best of other meshes."""
@@ -28,13 +29,6 @@ def has_effects(scenario: Scenario) -> bool:
     return scenario.effects.model_copy(update={"seed": 0, "repetitions": 1}) != EffectsSpec()
 
 
-def searched(scenario: Scenario) -> Scenario:
-    """The scenario with those of its effects that the search knows."""
-    effects = scenario.effects
-    known = EffectsSpec(slow_ranks=effects.slow_ranks, expand=effects.expand) if only_slower(scenario) else EffectsSpec()
-    return scenario.model_copy(update={"effects": known})
-
-
 def leaves_out(space: Space, *, robust: bool = False) -> bool:
     """Whether the scenario has effects without which the search values layouts.
 
@@ -43,8 +37,7 @@ def leaves_out(space: Space, *, robust: bool = False) -> bool:
     effects, slow = space.template.effects, SlowRanks(space.template)
     if not has_effects(space.template):
         return False
-    known = effects.model_copy(update={"seed": 0, "repetitions": 1}) == searched(space.template).effects
-    if not known or robust or isinstance(space, MixedSpace):
+    if not are_searched(effects) or robust or isinstance(space, MixedSpace):
         return True
     return any(len(slow.of(group)) > 1 for group in space.groups)
 
@@ -54,7 +47,7 @@ def only_slows(scenario: Scenario) -> bool:
 
     Noise has factors with mean 1, and a step is a longest path: on average over draws it is no shorter than without.
     """
-    return scenario.effects.interference and only_slower(scenario)
+    return scenario.effects.interference and only_slower(scenario.effects)
 
 
 def check_slow_ranks(spaces: Sequence[Space]) -> None:
@@ -92,6 +85,11 @@ def pool_of(found: Found) -> Iterator[Scored]:
             yield Scored(glimpse.choice, glimpse.bound_s, glimpse.device_bytes, glimpse.bound_s)
 
 
+def simulated(space: Space, choice: Choice) -> Result:
+    """A layout of a space as `simulate` has it, with the scenario's effects."""
+    return simulate(SlowRanks(space.template).folded(choice.scenario(space.template), choice.group))
+
+
 def step_of(result: Result) -> float:
     """Seconds of a step that may be drawn at random: the median of its draws."""
     return result.step_time_s if result.repetitions is None else result.repetitions.p50
@@ -110,5 +108,5 @@ def gap_with_effects(found: Found, best_s: float) -> float | None:
 
 __all__ = [
     "LARGEST_POOL", "POOL", "check_slow_ranks", "gap_with_effects", "has_effects", "leaves_out", "only_slows", "pool_of",
-    "searched", "step_of",
+    "simulated", "step_of",
 ]  # fmt: skip

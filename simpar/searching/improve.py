@@ -15,11 +15,11 @@ from simpar.result.result import Result
 from simpar.searching.abilities import limit_of
 from simpar.searching.branch import Branch
 from simpar.searching.choice import Choice
-from simpar.searching.effects import searched
 from simpar.searching.incumbents import Incumbents, Scored
 from simpar.searching.parts import Wish, branch_for
 from simpar.searching.pricing import Pricing
 from simpar.searching.request import choice_of
+from simpar.searching.slow_ranks import searched
 from simpar.searching.space import Space
 from simpar.specs.scenario import Scenario
 from simpar.step import simulate
@@ -106,7 +106,8 @@ def improve(
     Raises:
         InputError: the plan has a part that no axis covers.
     """
-    scenario = searched(of_jobs(scenario))
+    scenario = of_jobs(scenario)
+    scenario = scenario.model_copy(update={"effects": searched(scenario.effects)})
     if scenario.effects.slow_ranks and not scenario.effects.expand:
         # Slow pipeline ranks are there as long as there are as many.
         axes = tuple(axis for axis in axes if axis != "pp")

@@ -8,6 +8,7 @@ from simpar.engine.jitter import expected_slowest
 from simpar.program.units import joined_replicas
 from simpar.searching.choice import Group
 from simpar.searching.memo import kept
+from simpar.specs.effects import EffectsSpec
 from simpar.specs.scenario import Scenario
 from simpar.topology.mesh import Mesh
 
@@ -26,9 +27,9 @@ class SlowRanks:
     def __init__(self, template: Scenario) -> None:
         effects = template.effects
         # A rank faster than its price is no lower bound of anything.
-        self.factors = {r: f for r, f in effects.slow_ranks.items() if f != 1.0} if only_slower(template) else {}
+        self.factors = {r: f for r, f in effects.slow_ranks.items() if f != 1.0} if only_slower(effects) else {}
         self.expand = effects.expand
-        self.rank_sigma = 0.0 if effects.expand or not only_slower(template) else effects.rank_sigma
+        self.rank_sigma = 0.0 if effects.expand or not only_slower(effects) else effects.rank_sigma
 
     @kept
     def of(self, group: Group) -> tuple[Slow, ...]:
@@ -53,6 +54,18 @@ class SlowRanks:
                 kept_.append(each)
         return tuple(kept_)
 
+    def folded(self, scenario: Scenario, group: Group) -> Scenario:
+        """The scenario of a layout with one set of streams for each pipeline rank, where that takes as long as one for each GPU.
+
+        So a slow GPU among many thousands needs no streams for each of these.
+        """
+        found = self.of(group)
+        alike = not scenario.cluster.parts and not group.stage_tp
+        if not (self.expand and alike and len(found) == 1 and are_searched(scenario.effects)):
+            return scenario
+        effects = EffectsSpec(slow_ranks={rank: factor for rank, factor in enumerate(found[0]) if factor > 1.0})
+        return scenario.model_copy(update={"effects": effects})
+
     @staticmethod
     def _place(group: Group, rank: int) -> tuple[int, int]:
         """The pipeline that a GPU is in, and its pipeline rank."""
@@ -61,9 +74,19 @@ class SlowRanks:
         return at["dp"] // joined_replicas(mesh), at["pp"]
 
 
-def only_slower(template: Scenario) -> bool:
+def only_slower(effects: EffectsSpec) -> bool:
     """Whether no rank is faster than its price."""
-    return all(factor >= 1.0 for factor in template.effects.slow_ranks.values())
+    return all(factor >= 1.0 for factor in effects.slow_ranks.values())
 
 
-__all__ = ["NOBODY", "Slow", "SlowRanks", "only_slower"]
+def searched(effects: EffectsSpec) -> EffectsSpec:
+    """Those of the effects that a search knows."""
+    return EffectsSpec(slow_ranks=effects.slow_ranks, expand=effects.expand) if only_slower(effects) else EffectsSpec()
+
+
+def are_searched(effects: EffectsSpec) -> bool:
+    """Whether a search knows all of the effects."""
+    return effects.model_copy(update={"seed": 0, "repetitions": 1}) == searched(effects)
+
+
+__all__ = ["NOBODY", "Slow", "SlowRanks", "are_searched", "only_slower", "searched"]
