@@ -36,11 +36,20 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Spaces of many kinds, as arguments of `space_of`."""
 
+SLOW: dict[str, dict[str, Any]] = {
+    "slow-gpu": {**CASES["dense"], "effects": {"expand": True, "slow_ranks": {11: 1.4}}},
+    "slow-experts": {**CASES["moe"], "nodes": 2, "effects": {"expand": True, "slow_ranks": {5: 1.2, 6: 1.1}}},
+    "slow-rank": {**CASES["zero-bubble"], "effects": {"slow_ranks": {0: 1.3}}},
+    "slow-first-ranks": {**CASES["torchtitan"], "fix": ("pp=4",), "effects": {"slow_ranks": {1: 1.5, 2: 1.1}}},
+}  # fmt: skip
+"""The same with slow ranks."""
+
 
 def space_of(
     model: Any, hardware: str = "dgx-h100", nodes: int = 2, sequence: int | None = 4096, batch: int = 32,
     *, fix: Sequence[str] = (), allow: Sequence[str] = (), framework: str | None = None, training: dict[str, Any] | None = None,
     num_gpus: int | None = None, semantics: str | None = None, plan: dict[str, Any] | None = None,
+    effects: dict[str, Any] | None = None,
 ) -> Space:  # fmt: skip
     """A space of a model on a cluster."""
     own: dict[str, Any] = {"global_batch_size": batch, **(training or {})}
@@ -54,6 +63,8 @@ def space_of(
         table["framework"] = semantics
     if plan is not None:
         table["plan"] = plan
+    if effects is not None:
+        table["effects"] = effects
     return make_space(table, fix=fix, allow=allow, framework=framework)
 
 

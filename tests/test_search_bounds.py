@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from search_random import CASES, random_choice, space_of
+from search_random import CASES, SLOW, random_choice, space_of
 
 from simpar.costs.block_price import price_list
 from simpar.costs.host import least_launches, runs_ahead
@@ -40,7 +40,7 @@ SLACK = 1.0 + 1e-9
 @cache
 def branch_of(name: str) -> Branch:
     """A branch over a case's space, its memos shared by all examples; nothing is too large for its memory."""
-    branch = Branch(space_of(**CASES[name]))
+    branch = Branch(space_of(**{**CASES, **SLOW}[name]))
     branch.design_bounds.capacity = float("inf")
     return branch
 
@@ -59,7 +59,7 @@ def drawn(branch: Branch, seed: int) -> Choice:
             return choice
 
 
-@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize("name", [*sorted(CASES), *SLOW])
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_tier_is_below_the_next_and_the_longest_path_is_the_simulated_time(name: str, seed: int) -> None:
@@ -104,7 +104,7 @@ def test_an_update_that_the_host_leads_into_has_a_price_for_each_backward_before
         assert branch.evaluation.longest_path(other) == pytest.approx(time_s, rel=1e-9), str(other)
 
 
-@pytest.mark.parametrize("name", ["dense", "moe", "zero-bubble"])
+@pytest.mark.parametrize("name", ["dense", "moe", "zero-bubble", "slow-gpu", "slow-rank"])
 def test_bounds_of_all_pipelines_at_once_are_those_of_each(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     branch, draw = branch_of(name), random.Random(4)
     # All at once know no kernels, of which most lose more than the least beside a send.
@@ -121,7 +121,7 @@ def test_bounds_of_all_pipelines_at_once_are_those_of_each(name: str, monkeypatc
                 assert together[index] == pytest.approx(alone, rel=1e-12)
 
 
-@pytest.mark.parametrize("name", ["dense", "moe"])
+@pytest.mark.parametrize("name", ["dense", "moe", "slow-gpu"])
 def test_bounds_of_a_pipeline_s_spreads_are_near_the_time(name: str) -> None:
     """A bound of zero would pass every test above."""
     branch, draw = branch_of(name), random.Random(9)

@@ -10,7 +10,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from search_random import CASES, random_choice, space_of
+from search_random import CASES, SLOW, random_choice, space_of
 
 from simpar.engine.discrete_event import Effects, run
 from simpar.engine.slowed_paths import makespans
@@ -31,7 +31,7 @@ EACH = 5
 @cache
 def evaluation_of(name: str) -> Evaluation:
     """Programs of a case's space."""
-    return Evaluation.of(Pricing(space_of(**CASES[name])))
+    return Evaluation.of(Pricing(space_of(**{**CASES, **SLOW}[name])))
 
 
 @cache
@@ -62,11 +62,27 @@ def test_a_batch_takes_the_times_of_the_discrete_event_engine(name: str, seed: i
 
 
 @pytest.mark.parametrize("seed", range(EACH))
-@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize("name", [*sorted(CASES), *SLOW])
 def test_the_search_finds_the_step_time_of_simulate(name: str, seed: int) -> None:
     evaluation, choice = evaluation_of(name), drawn(name, seed)[0]
     result = simulate(choice.scenario(evaluation.pricing.template), detail=evaluation.detail(choice))
     assert evaluation.longest_path(choice) == pytest.approx(result.step_time_s, rel=1e-9), str(choice)
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_a_slow_gpu_is_the_slow_pipeline_rank_of_its_pipeline(name: str) -> None:
+    """One set of streams for each GPU, or one for each pipeline rank of its pipeline; several pipelines need all of them."""
+    evaluation, folds = evaluation_of(name), 0
+    template = evaluation.pricing.template
+    for seed in range(EACH):
+        choice = drawn(name, seed)[0]
+        own, detail = choice.scenario(template), evaluation.detail(choice)
+        folded = evaluation.pricing.slow_ranks.folded(own, choice.group)
+        folds += folded is not own
+        assert simulate(folded, detail=detail).step_time_s == pytest.approx(simulate(own, detail=detail).step_time_s, rel=1e-9)
+        noisy = own.model_copy(update={"effects": own.effects.model_copy(update={"contention": True})})
+        assert evaluation.pricing.slow_ranks.folded(noisy, choice.group) is noisy
+    assert (folds > 0) is template.effects.expand
 
 
 @pytest.mark.parametrize("name", ["tiny", "torchtitan", "zero-bubble", "fsdp-moe", "tied"])

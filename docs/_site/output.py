@@ -240,7 +240,7 @@ MEANINGS: Final = {
     "seed": "of the random draws",
     "sensitivity": "change of the answer for each assumption",
     "sequence_length": "tokens",
-    "simulated_with_effects": "layouts simulated again with contention and slow ranks",
+    "simulated_with_effects": "layouts simulated again with the effects of the scenario",
     "since": "month from which the behaviour holds",
     "site": "what the runs say, as `--site` takes it",
     "size": "size of the problem",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from math import exp
 from statistics import NormalDist
 
 import numpy as np
@@ -49,6 +51,15 @@ class Noise:
         # 1 - 2^-53 keeps the quantile finite for a role of very many ranks.
         draws = np.array([normal.inv_cdf(min(float(q), 1.0 - 2.0**-53)) for q in np.maximum(quantiles, 2.0**-1022)])
         return np.exp(self.rank_sigma * draws - 0.5 * self.rank_sigma**2)
+
+
+@lru_cache(maxsize=4096)
+def expected_slowest(sigma: float, ranks: int) -> float:
+    """Mean factor of the slowest of so many ranks, each drawn with mean 1 and `rank_sigma` = `sigma`: a lower bound of it."""
+    normal, steps = NormalDist(), 1000
+    # The left end of every step of the quantile: no more than the mean.
+    draws = [normal.inv_cdf((step / steps) ** (1.0 / ranks)) for step in range(1, steps)]
+    return max(1.0, sum(exp(sigma * draw - 0.5 * sigma**2) for draw in draws) / steps)
 
 
 def compute_ops(program: Program) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:

@@ -11,6 +11,7 @@ for sums of more than one stretch.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,13 +124,16 @@ def _sorted(program: Program, compute: IntArray) -> IntArray:
     return np.array(found, dtype=np.int64)
 
 
-def makespans(program: Program, seconds: FloatArray, interference: FloatArray, *, waits: bool = True) -> FloatArray:
+def makespans(
+    program: Program, seconds: FloatArray, interference: FloatArray, *, waits: bool = True, slow: Sequence[float] = ()
+) -> FloatArray:
     """Step times of candidates, float array [candidates].
 
     Args:
         program: folded, one role per pipeline rank.
         seconds, interference: float arrays [candidates, prices].
         waits: all ranks wait for each other at the end of a step; else a step is the longest that any rank takes by itself.
+        slow: factor on the seconds of each role's compute ops; none = 1.
 
     Raises:
         DeadlockError: the program has a cycle.
@@ -140,22 +144,26 @@ def makespans(program: Program, seconds: FloatArray, interference: FloatArray, *
     graph = _Order.of(program)
     loud = graph.loud(interference)
     if len(seconds) > _FEW:
-        return _many(graph, seconds, interference, loud, waits=waits)
+        return _many(graph, seconds, interference, loud, waits=waits, slow=slow)
     found = []
     for each, factors in zip(seconds.tolist(), interference.tolist(), strict=True):
-        finish = _sweep(graph, each, factors, loud)
+        finish = _sweep(graph, each, factors, loud, slow)
         found.append(max(finish) if waits else _longest_rank(_timeline(program, graph, finish)))
     return np.array(found)
 
 
-def timeline(program: Program, prices: PriceTable) -> Timeline:
+def timeline(program: Program, prices: PriceTable, slow: Sequence[float] = ()) -> Timeline:
     """When every op of a folded program runs, compute slowed by communication beside it: SimPy's times without its clock.
+
+    Args:
+        slow: as in `makespans`.
 
     Raises:
         DeadlockError: the program has a cycle.
     """
     graph = _Order.of(program)
-    finish = _sweep(graph, prices.seconds.tolist(), prices.interference.tolist(), graph.loud(prices.interference[None]))
+    loud = graph.loud(prices.interference[None])
+    finish = _sweep(graph, prices.seconds.tolist(), prices.interference.tolist(), loud, slow)
     return _timeline(program, graph, finish)
 
 
@@ -173,9 +181,13 @@ def _longest_rank(ran: Timeline) -> float:
     return float((last - first)[np.isfinite(first)].max(initial=0.0))
 
 
-def _sweep(graph: _Order, seconds: list[float], factors: list[float], loud: list[tuple[int, int] | None]) -> list[float]:
+def _sweep(
+    graph: _Order, seconds: list[float], factors: list[float], loud: list[tuple[int, int] | None], slow: Sequence[float]
+) -> list[float]:
     """Finish of every op by its place."""
     durations = [seconds[key] for key, *_ in graph.kinds]
+    if slow:
+        durations = [s * slow[role] if role >= 0 else s for s, (_, role, *_) in zip(durations, graph.kinds, strict=True)]
     computes = [role if factors[key] <= 0.0 else -1 for key, role, *_ in graph.kinds]
     finish = [0.0]
     put = finish.append
@@ -254,9 +266,11 @@ def _follow_one(start: float, work: float, queue: list[tuple[float, float]]) -> 
 
 
 def _many(
-    graph: _Order, seconds: FloatArray, factors: FloatArray, loud: list[tuple[int, int] | None], *, waits: bool
-) -> FloatArray:
-    durations, levels = np.ascontiguousarray(seconds.T), np.ascontiguousarray(factors.T)
+    graph: _Order, seconds: FloatArray, factors: FloatArray, loud: list[tuple[int, int] | None], *, waits: bool,
+    slow: Sequence[float],
+) -> FloatArray:  # fmt: skip
+    prices, levels = np.ascontiguousarray(seconds.T), np.ascontiguousarray(factors.T)
+    durations = [prices[key] * slow[role] if slow and role >= 0 else prices[key] for key, role, *_ in graph.kinds]
     slows = [bool(row.any()) for row in levels > 0.0]
     quiet = np.zeros(len(seconds))
     begin, finish = list[FloatArray](), [quiet]
@@ -269,11 +283,11 @@ def _many(
             start = maximum(start, finish[other])
         begin.append(start)
         if role in busy and not slows[key]:
-            finish.append(_slowed(start, durations[key], busy[role]))
+            finish.append(_slowed(start, durations[kind], busy[role]))
             if not busy[role]:
                 del busy[role]
             continue
-        end = start + durations[key]
+        end = start + durations[kind]
         finish.append(end)
         if (lane := loud[kind]) is not None:
             queue = busy.setdefault(lane[0], {}).setdefault(lane[1], [])

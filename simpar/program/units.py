@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import lcm
 
 from simpar.parallel.layout import Layout
+from simpar.topology.mesh import Mesh
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,7 @@ class Units:
         if not expand:
             return cls(expanded=False, copies=1)
         mesh = layout.mesh
-        inner = mesh.tp * mesh.cp
-        # Ranks that share an expert group, or a tensor and context group, advance together.
-        joined = lcm(inner, mesh.expert_tp * mesh.ep) // inner if mesh.ep > 1 else 1
-        joined = min(joined, mesh.dp)
+        joined = joined_replicas(mesh)
         copies = mesh.dp // joined
         members = tuple(
             tuple(
@@ -48,3 +46,9 @@ class Units:
             for copy in range(copies)
         )  # fmt: skip
         return cls(True, copies, members)
+
+
+def joined_replicas(mesh: Mesh) -> int:
+    """Replicas that advance together: their ranks share an expert group, or a tensor and context group."""
+    inner = mesh.tp * mesh.cp
+    return min(lcm(inner, mesh.expert_tp * mesh.ep) // inner if mesh.ep > 1 else 1, mesh.dp)

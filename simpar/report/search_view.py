@@ -60,7 +60,9 @@ def _certificate(answer: Answer) -> Text:
     evaluation = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in evaluated.items())
     seconds = sum(f.seconds for f in answer.found)
     text = proof(answer.gap, finished=answer.finished, found=bool(answer.candidates))
-    if answer.seen:
+    if answer.seen and answer.searched and answer.candidates:
+        text += ", with the scenario's effects"
+    elif answer.seen:
         near = "" if answer.gap is None else f"; nothing else is more than {answer.gap:.1%} faster"
         text = f"the best of {answer.seen} simulated with the scenario's effects{near}"
     if answer.wish.front and answer.candidates and answer.finished:

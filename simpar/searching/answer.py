@@ -14,7 +14,7 @@ from simpar.searching.choice import Choice
 from simpar.searching.decision import Rival, decide, moves_of
 from simpar.searching.design_bounds import DesignBounds
 from simpar.searching.designs import design_key, layout_name
-from simpar.searching.effects import gap_with_effects, has_effects, pool_of, step_of
+from simpar.searching.effects import gap_with_effects, has_effects, leaves_out, pool_of, step_of
 from simpar.searching.evaluation import Evaluation
 from simpar.searching.find import Found
 from simpar.searching.incumbents import Scored
@@ -101,6 +101,7 @@ class Answer:
         try_these: positions of the fewest candidates that contain the best with 90 %, likeliest first.
         refused: why their framework cannot launch some of the best layouts, one reason a layout.
         seen: layouts that were simulated again with the scenario's effects; 0 where it has none.
+        searched: the search itself knows all of these effects.
         prove: it was asked to go on to the end.
     """
 
@@ -111,6 +112,7 @@ class Answer:
     try_these: tuple[int, ...] = ()
     refused: tuple[str, ...] = ()
     seen: int = 0
+    searched: bool = True
     prove: bool = False
 
     @property
@@ -131,7 +133,7 @@ class Answer:
     @property
     def gap(self) -> float | None:
         """The widest gap that could matter; None where nothing is known. With effects, of the step with them."""
-        if self.seen:
+        if not self.searched:
             return self._gap_with_effects
         gaps = [f.gap for f in self.found]
         known = [g for g in gaps if g is not None]
@@ -141,8 +143,12 @@ class Answer:
     def _gap_with_effects(self) -> float | None:
         if self.best is None or len(self.found) > 1 or self.wish.front or self.wish.robust:
             return None
-        found = self.found[0]
-        return gap_with_effects(found, step_of(self.best.result), found.space.template.effects)
+        return gap_with_effects(self.found[0], step_of(self.best.result))
+
+    @property
+    def _gap_of(self) -> str:
+        drawn = any(found.space.template.effects.is_random for found in self.found)
+        return f"the {'expected ' * drawn}step with the scenario's effects" if self.seen else "the step"
 
     @property
     def complete(self) -> bool:
@@ -172,7 +178,7 @@ class Answer:
             "best": [c.to_json() for c in self.candidates], "try_these": list(self.try_these), "optimality_gap": self.gap,
             "mode": "prove" if self.prove else "quick",
             "effects": any(has_effects(f.space.template) for f in self.found),
-            "gap_of": "the step with the scenario's effects" if self.seen else "the step", "simulated_with_effects": self.seen,
+            "gap_of": self._gap_of, "simulated_with_effects": self.seen,
             "space_size": self.size,
             "rejected": self.counts("rejected"), "evaluated": self.counts("evaluated"),
             "kept": sum(f.account.kept for f in self.found),
@@ -192,7 +198,7 @@ def answer(
 ) -> Answer:
     """Interpret what was found: simulate the best, rank over all cluster sizes, say how sure that is, explain the runner-up.
 
-    Where the scenario has effects, which the search itself leaves out, they rank: a pool of the best is simulated with them.
+    Where the scenario has effects, the best are simulated with them, and where the search left some out, a pool of others.
 
     Args:
         asked: cluster sizes that were to be searched; none = those of `found`.
@@ -217,9 +223,10 @@ def answer(
     chosen = [replace(c, trade=trade(chosen[0].result, c.result)) if c is not chosen[0] else c for c in chosen]
     sizes = len(found) if asked is None else asked
     seen = len(every) if any(has_effects(each.space.template) for each in found) else 0
-    # With effects another design may be nearer than the one that the search knows.
-    other = None if wish.front or seen else _runner_up(chosen, known)
-    return Answer(tuple(chosen), tuple(found), sizes, other, try_these or tuple(range(len(chosen)))[:1], refused, seen)
+    searched = not any(leaves_out(each.space, robust=wish.robust) for each in found)
+    # With effects that it does not know another design may be nearer than the one that the search knows.
+    other = None if wish.front or not searched else _runner_up(chosen, known)
+    return Answer(tuple(chosen), tuple(found), sizes, other, try_these or tuple(range(len(chosen)))[:1], refused, seen, searched)
 
 
 def _ranked(every: list[Candidate], wish: Wish) -> list[Candidate]:
@@ -250,7 +257,7 @@ def _decided(chosen: list[Candidate], wish: Wish) -> tuple[list[Candidate], tupl
 
 
 def _pool(found: Found) -> Iterable[Scored]:
-    return pool_of(found) if has_effects(found.space.template) else found.best
+    return pool_of(found) if leaves_out(found.space, robust=found.wish.robust) else found.best
 
 
 def _candidates(found: Found, pool: Sequence[Scored], wish: Wish, known: Known) -> list[Candidate]:
@@ -285,7 +292,8 @@ def _simulated(found: Found, choice: Choice, known: Known) -> Result:
     if key not in known:
         evaluation = Evaluation.of(pricing)
         if has_effects(template):
-            known[key] = simulate(choice.scenario(template), detail=evaluation.detail(choice))
+            scenario = pricing.slow_ranks.folded(choice.scenario(template), choice.group)
+            known[key] = simulate(scenario, detail=evaluation.detail(choice))
         elif evaluation.microbatches(choice) > FOLD_MICROBATCHES:
             replayed = partial(evaluation.replayed, choice)
             known[key] = simulate(choice.scenario(template), detail=evaluation.detail(choice), replayed=replayed)

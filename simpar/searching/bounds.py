@@ -138,7 +138,7 @@ def pipeline_bound(
     head = [forward @ way.T + send * (count - sends.loss * passed) for way, count, passed in heads]
     if shape.style == "pairs":
         each = np.stack([forward, compute[:, F], seconds[:, B], compute[:, B], seconds[:, I], seconds[:, W]])
-        work = np.einsum("krs,kps->rp", each, passes)
+        work = np.einsum("krs,kps->rp", each, passes * shape.slow[:, None])
     else:
         backward = seconds[:, B] if shape.style == "full" else seconds[:, I] + seconds[:, W]
         work = m * ((forward + backward) @ shape.share.T)
@@ -164,7 +164,7 @@ Ways = tuple[list[Way], list[Way], FloatArray]
 def ways(shape: Shape, m: int, beside: FloatArray, *, blocking: bool) -> Ways:
     """The chains before the first ops of ranks, those after their last ones (nothing where backwards are not whole), and boundary
     tensors among their own ops."""
-    hops = np.minimum(shape.before.sum(axis=1), shape.first)
+    hops = np.minimum(np.count_nonzero(shape.before, axis=1), shape.first)
     none, full = np.zeros(shape.ranks), shape.style == "full"
     heads: list[Way] = [(shape.before, hops, none)]
     tails: list[Way] = heads.copy() if full else [(np.zeros_like(shape.before), none, none)]
@@ -174,7 +174,7 @@ def ways(shape: Shape, m: int, beside: FloatArray, *, blocking: bool) -> Ways:
         # The first micro-batch reaches a rank's last chunk through all stages before it; until then the rank had only the
         # forwards of one group through its other chunks to run. The same backwards, from the last micro-batch's last chunk on.
         last = np.arange(shape.stages - shape.ranks, shape.stages, dtype=np.float64)
-        through = (np.arange(shape.stages)[None, :] < last[:, None]).astype(np.float64)
+        through = (np.arange(shape.stages)[None, :] < last[:, None]) * shape.through
         others = shape.share.copy()
         others[:, -shape.ranks :] = 0.0
         # What the rank sends meanwhile is not beside what comes after.
@@ -278,7 +278,7 @@ def chains(shape: Shape, passes: FloatArray, m: int, beside: FloatArray, *, bloc
         waits: ranks wait for each other at the end of a step; else only their own ops count.
     """
     heads, tails, sends = ways(shape, m, beside, blocking=blocking)
-    work = passes if shape.style == "pairs" else np.stack([m * shape.share] * 2)
+    work = passes * shape.slow[:, None] if shape.style == "pairs" else np.stack([m * shape.share] * 2)
     if not waits:
         return Chains(work, sends, beside)
     found = []

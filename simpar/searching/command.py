@@ -20,7 +20,7 @@ from simpar.searching.abilities import ANY, limit_of
 from simpar.searching.answer import Answer, Known, answer
 from simpar.searching.choice import Choice
 from simpar.searching.decision import TOLD
-from simpar.searching.effects import LARGEST_POOL, POOL, check_slow_ranks, has_effects
+from simpar.searching.effects import LARGEST_POOL, POOL, check_slow_ranks, leaves_out, simulated
 from simpar.searching.find import SAME, Watch, find_over
 from simpar.searching.mixed_space import MixedSpace
 from simpar.searching.objective import OBJECTIVES, pace, parse_constraints, parse_front
@@ -34,7 +34,6 @@ from simpar.specs.counts import divisors
 from simpar.specs.options import RunOptions
 from simpar.specs.scenario import Scenario
 from simpar.specs.wanted import FIT_PROBABILITY
-from simpar.step import simulate
 
 INTERRUPTED: Final = 130
 REACH: Final = 1.02
@@ -143,8 +142,8 @@ def run(options: SearchOptions) -> int:
         options.outputs.check(spaces[0].template)
     if not options.prove and (sum(s.size for s in spaces) > SMALL or isinstance(spaces[0], MixedSpace)):
         wish = replace(wish, reach=REACH, tolerance=TOLD)
-    if has_effects(spaces[0].template):
-        check_slow_ranks(spaces)
+    check_slow_ranks(spaces)
+    if any(leaves_out(space, robust=wish.robust) for space in spaces):
         wish = replace(wish, pool=POOL, fold=False, reach=inf, tolerance=0.0)
     store = Store(options.store, _request(spaces, wish, options.why)) if options.store is not None else None
     try:
@@ -184,7 +183,7 @@ def _searched(spaces: list[Space], wish: Wish, store: Store | None, options: Sea
         options.outputs.listener(None)
         result = answer(found, len(spaces), runs=options.outputs.runs, measured=options.outputs.measured, known=known)
         told = 0.0 if options.prove else TOLD
-        enough = not result.seen or result.gap is None or result.gap <= told or not result.finished
+        enough = result.searched or result.gap is None or result.gap <= told or not result.finished
         if enough or wish.pool >= LARGEST_POOL or len(found[0].best) < wish.pool:
             return result
         # Effects reorder layouts: those not simulated with them may still be faster, so more are.
@@ -207,7 +206,7 @@ def _check_answer(store: Store, known: dict[str, Any], spaces: list[Space]) -> N
             space = next(s for s in spaces if s.template.world_size == best["world_size"])
         except (KeyError, TypeError, ValueError, AttributeError, StopIteration):
             raise store.doubted("its best layout is none of this search") from None
-        seconds = simulate(choice.scenario(space.template)).step_time_s
+        seconds = simulated(space, choice).step_time_s
         if not isclose(seconds, stored, rel_tol=SAME):
             raise store.doubted(f"{choice} takes {seconds:.6g} s when simulated again, {stored:.6g} s as stored")
 

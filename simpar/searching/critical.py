@@ -1,8 +1,8 @@
 """Critical paths of a schedule: chains of passes that each wait for the one before, whatever anything costs.
 
-Where stages lie in a V, or two pipelines run at once, no formula of `bounds` says how long ranks wait for each other between their
-first op and their last. Any chain of passes bounds the step from below; those that are critical at usual durations are nearly so
-at others.
+Where stages lie in a V, two pipelines run at once, or a rank of several chunks is slow, no formula of `bounds` says how long ranks
+wait for each other between their first op and their last. Any chain of passes bounds the step from below; those that are critical
+at usual durations are nearly so at others.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 from simpar.program.program import FloatArray, IntArray
 from simpar.schedules import Phase, Schedule
 from simpar.schedules.order import PHASE_CODE, OrderArrays, Replay, replay
+from simpar.searching.slow_ranks import Slow
 
 USUAL = {Phase.F: 1.0, Phase.B: 2.0, Phase.I: 1.3, Phase.W: 0.7}
 PAIR = 2.8
@@ -27,7 +28,7 @@ class Paths:
     """P chains of passes, each from a rank's first to some rank's last, through C classes of stages.
 
     Attributes:
-        alone: passes by themselves, float array [4 phases, P, C].
+        alone: passes by themselves, those of a slow rank as more, float array [4 phases, P, C].
         pairs: those that are pairs, by the classes of forward and backward, float array [P, C, C].
         sends: boundary tensors in between, float array [P].
         first, last: rank that it begins and ends on, int arrays [P].
@@ -50,18 +51,24 @@ class Paths:
         return np.asarray(found + pairs.reshape(len(pairs), -1) @ self.pairs.reshape(count, -1).T + self.sends * send)
 
 
-def critical_paths(schedule: Schedule, which: IntArray) -> Paths:
+def critical_paths(schedule: Schedule, which: IntArray, layers: IntArray, slow: Slow) -> Paths:
     """Each rank's own passes behind what comes before the first, and the chain that is critical at `USUAL` durations.
 
     Args:
-        which: class of each stage of the model.
+        which: class of each stage of the model; layers: of each class.
+        slow: factor on each rank's passes, () = 1.
     """
     order = schedule.as_arrays()
     paired, model = order.overlapped(), np.array([schedule.model_stage(s) for s in range(schedule.num_stages)])[order.stage]
     usual = np.zeros(len(PHASE_CODE))
     for phase, seconds in USUAL.items():
         usual[PHASE_CODE[phase]] = seconds
-    played = replay(order, (np.where(paired, PAIR, usual[order.phase]) * np.where(model == which.size - 1, END, 1.0)).tolist())
+    factor = np.array(slow or (1.0,) * schedule.num_ranks)[order.rank]
+    usual_s = np.where(paired, PAIR, usual[order.phase]) * np.where(model == which.size - 1, END, 1.0)
+    if slow:
+        # What a slow rank holds less of it may be the faster for.
+        usual_s = usual_s * factor * (layers / layers.max())[which[model]]
+    played = replay(order, usual_s.tolist())
     begins, ends = np.array(order.rank_start[:-1]), np.array(order.rank_start[1:]) - 1
     chains = {_chain(order, paired, played, max(ends.tolist(), key=played.finish.__getitem__))}
     for first, last in zip(begins.tolist(), ends.tolist(), strict=True):
@@ -73,8 +80,8 @@ def critical_paths(schedule: Schedule, which: IntArray) -> Paths:
     for index, chain in enumerate(sorted(chains)):
         at = np.array(chain)
         single, both = at[~paired[at]], at[paired[at]]
-        np.add.at(alone[:, index], (order.phase[single], of[single]), 1.0)
-        np.add.at(pairs[index], (of[both], of[both + 1]), 1.0)
+        np.add.at(alone[:, index], (order.phase[single], of[single]), factor[single])
+        np.add.at(pairs[index], (of[both], of[both + 1]), factor[both])
         sends[index] = np.count_nonzero(np.diff(order.rank[at]))
         reached[:, index] = order.rank[at[[-1, 0]]]
     return Paths(alone, pairs, sends, *reached)

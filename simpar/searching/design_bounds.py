@@ -19,6 +19,7 @@ from simpar.searching.open_layouts import Design, OpenLayouts, parents, with_par
 from simpar.searching.pricing import Pricing
 from simpar.searching.recomputations import Recomputations
 from simpar.searching.shapes import shape_of
+from simpar.searching.slow_ranks import Slow
 from simpar.searching.space import Space
 from simpar.searching.stages import StageBytes, Stages, stage_pairs
 from simpar.searching.state_sharding import Cut, Shardings, StateBound, StateBytes
@@ -86,7 +87,8 @@ class DesignBounds:
 
     def pipe(self, design: Design, again: Recomputations, tables: Sequence[BlockTable]) -> bounds.PipelineBound:
         """Chains of a design for every recomputation."""
-        shape, stages = design.shape, again.stages
+        stages, slow = again.stages, self.pricing.slow_ranks.of(design.group)[0]
+        shape = shape_of(design.group.pp, design.pipeline.virtual_stages, design.pipeline.schedule, slow)
         seconds = stages.seconds(tables, again.table)[:, :, stages.which]
         compute = stages.compute(tables, again.table)[:, :, stages.which] if shape.style == "pairs" else seconds
         pipeline, pp = (design.pipeline, design.group.pp)
@@ -97,24 +99,22 @@ class DesignBounds:
             *self.pricing.sends.loss(design.group, design.batch, design.variant, shape.style),
             self.pricing.pipelines.rank_blocks(pipeline, pp),
         )  # fmt: skip
-        around = self._ways(pipeline, pp, design.m)
+        around = self._ways(pipeline, pp, design.m, slow)
         found = bounds.pipeline_bound(shape, passes, seconds, compute, design.m, sends, around)
         if not self.pricing.waits(shape.style):
             return found.alone()
-        if shape.style == "full" or shape.group(design.m):
+        if (shape.style == "full" or shape.group(design.m)) and not (slow and shape.stages > pp):
             return found
-        paths = self.pricing.pipelines.paths(pipeline, pp, design.m)
+        paths = self.pricing.pipelines.paths(pipeline, pp, design.m, slow)
         pairs = [self.pricing.pairs(design.group, design.batch, design.variant, name) for name in again.names]
         both = stage_pairs(pairs, tables, again.table, stages, np.asarray(paths.pairs.any(axis=0)))
         ways = paths.seconds(stages.seconds(tables, again.table), both, sends.seconds)
         return replace(found, ways=ways, first=paths.first, last=paths.last)
 
     @kept
-    def _ways(self, pipeline: Pipeline, pp: int, m: int) -> bounds.Ways:
-        shape, beside = (
-            shape_of(pp, pipeline.virtual_stages, pipeline.schedule),
-            self.pricing.pipelines.sends_beside(pipeline, pp, m),
-        )
+    def _ways(self, pipeline: Pipeline, pp: int, m: int, slow: Slow) -> bounds.Ways:
+        shape = shape_of(pp, pipeline.virtual_stages, pipeline.schedule, slow)
+        beside = self.pricing.pipelines.sends_beside(pipeline, pp, m)
         return bounds.ways(shape, m, beside, blocking=self.pricing.pipelines.blocking(pipeline, pp))
 
     def outlook(self, design: Design) -> Outlook:
@@ -235,7 +235,9 @@ class DesignBounds:
             return np.zeros(len(again.texts))
         stages = again.stages
         moved = (np.array([t.offloadable for t in tables])[again.table][:, None] * stages.counts).sum(axis=2)
-        seconds = stages.seconds(tables, again.table)[:, :, stages.which]
+        slow = self.pricing.slow_ranks.of(design.group)[0]
+        shape = shape_of(design.group.pp, design.pipeline.virtual_stages, design.pipeline.schedule, slow)
+        seconds = stages.seconds(tables, again.table)[:, :, stages.which] * shape.through
         turn = self.pricing.pipelines.backwards(design.pipeline, design.group.pp, design.m)
         return bounds.host_path(pipe, turn, seconds, share * self.pricing.host_seconds_per_byte * moved[:, stages.which])
 

@@ -20,7 +20,7 @@ from simpar.parallel.keys import Compute, Gather, Offload, OptimizerStep, Overla
 from simpar.parallel.layout import Layout
 from simpar.program.lower import lower
 from simpar.program.pipelines import Detail
-from simpar.program.program import FloatArray, IntArray, PriceTable, Program, Stream
+from simpar.program.program import FloatArray, PriceTable, Program, Stream
 from simpar.program.shared import program_key, with_ranks
 from simpar.program.waits import optimizer_waits
 from simpar.result.accounting import account
@@ -32,7 +32,8 @@ from simpar.schedules import Schedule
 from simpar.searching.choice import Choice
 from simpar.searching.pricing import Pricing
 from simpar.searching.shapes import shape_of, style_of
-from simpar.searching.swept import Swept
+from simpar.searching.slow_ranks import Slow
+from simpar.searching.swept import Columns, Swept
 from simpar.specs.stage_plan import rank_gpus
 from simpar.step import Priced, interpret, prepare
 
@@ -58,21 +59,6 @@ class Step:
         return {r: [schedule.model_stage(s) for s in schedule.stages_of(r)] for r in range(schedule.num_ranks)}
 
 
-@dataclass(frozen=True)
-class Columns:
-    """Which of a program's prices are the same by construction.
-
-    Attributes:
-        parts: (memo scope, number of its description) of each distinct price.
-        keys: one price key of each.
-        index: int array [price keys], the distinct price of each.
-    """
-
-    parts: tuple[tuple[str, int], ...]
-    keys: tuple[object, ...]
-    index: IntArray
-
-
 class Evaluation:
     """Programs, prices and longest paths of one search in one process."""
 
@@ -81,7 +67,7 @@ class Evaluation:
         self._steps: dict[object, Step] = {}
         self._known: dict[object, Step] = {}
         self._columns: dict[object, Columns] = {}
-        self._swept: dict[int, Swept] = {}
+        self._swept: dict[object, Swept] = {}
         self._needs: dict[object, float] = {}
         self._peaks: dict[Choice, Known] = {}
         self.swept = 0
@@ -275,20 +261,23 @@ class Evaluation:
     def _by_program(self, choices: Sequence[Choice]) -> list[tuple[Program, Swept, list[int], FloatArray]]:
         """Programs of layouts, what is known of them, the layouts' positions, and their prices, float array [positions, seconds and
         interference]."""
-        groups: dict[int, tuple[Program, list[int], list[FloatArray]]] = {}
+        groups: dict[object, tuple[Program, list[int], list[FloatArray]]] = {}
         for index, choice in enumerate(choices):
             step, table = self.prices(choice)
-            _, members, rows = groups.setdefault(id(step.program), (step.program, [], []))
+            name = (id(step.program), self.pricing.slow_ranks.of(choice.group))
+            _, members, rows = groups.setdefault(name, (step.program, [], []))
             members.append(index)
             rows.append(np.concatenate([table.seconds, table.interference]))
         known = {name: self._swept.setdefault(name, Swept(2 * len(p.price_keys))) for name, (p, *_) in groups.items()}
         return [(program, known[name], members, np.array(rows)) for name, (program, members, rows) in groups.items()]
 
     def _makespans(self, program: Program, like: Choice, prices: FloatArray) -> FloatArray:
-        """Step times of rows of prices of a program, which is that of the layout `like`."""
+        """Step times of rows of prices of a program, all of layouts with the program and slow ranks of the layout `like`."""
         half = prices.shape[1] // 2
         self.swept += len(prices)
-        return makespans(program, prices[:, :half], prices[:, half:], waits=self.pricing.waits(style_of(like.pipeline)))
+        waits = self.pricing.waits(style_of(like.pipeline))
+        seconds, slowed, slow_ranks = prices[:, :half], prices[:, half:], self.pricing.slow_ranks.of(like.group)
+        return np.asarray(np.max([makespans(program, seconds, slowed, waits=waits, slow=slow) for slow in slow_ranks], axis=0))
 
     def least_path(self, choices: Sequence[Choice], reach: float) -> FloatArray:
         """Lower bounds of step times [choices]: of those that are not known to take `reach`, one longest path for all that share a
@@ -342,6 +331,9 @@ class Evaluation:
         """What is known of the allocator where ranks ask for the same as those of a choice, if they run the same."""
         return self._peaks.setdefault(choice.requested, {})
 
+    def _slowest(self, choice: Choice) -> Slow:
+        return self.pricing.slow_ranks.of(choice.group)[0]
+
     def simulated(self, choice: Choice) -> tuple[Priced, Timeline]:
         """A layout with every op of its step; the last one is remembered, for those who ask more of it than its time."""
         if self._last is None or self._last[0] != choice:
@@ -351,7 +343,7 @@ class Evaluation:
                 return with_ranks(self.step(choice).program, rank_gpus(layout.scenario))
 
             priced = prepare(choice.scenario(self.pricing.template), detail=self.detail(choice), lowering=shared)
-            self._last = (choice, priced, timeline(priced.program, priced.table))
+            self._last = (choice, priced, timeline(priced.program, priced.table, self._slowest(choice)))
         return self._last[1:]
 
     def replayed(self, choice: Choice) -> Result:
@@ -363,7 +355,7 @@ class Evaluation:
         if self.detail(choice) == "stage":
             return self.replayed(choice)
         priced = prepare(choice.scenario(self.pricing.template), detail="stage")
-        return interpret(priced, timeline(priced.program, priced.table))
+        return interpret(priced, timeline(priced.program, priced.table, self._slowest(choice)))
 
     def in_full(self, choice: Choice, allows: Callable[[float], bool] = lambda _: True) -> tuple[float, float, float]:
         """The step time, what the fullest device uses, and what of it the allocator keeps without a tensor.
@@ -374,7 +366,7 @@ class Evaluation:
         """
         if choice not in self._in_full:
             (step, table), layout = self.prices(choice), self.pricing.layout(choice)
-            ran = timeline(step.program, table)
+            ran = timeline(step.program, table, self._slowest(choice))
             roles = {rank: rank for rank in step.held}
             ranks = memory_over_time(layout, step.program, ran, step.held, roles, self._peaks_like(choice))
             least = max(r.allocated_bytes + sum(amount for _, amount in r.outside) for r in ranks)

@@ -19,6 +19,7 @@ from simpar.searching.incumbents import Incumbents, Scored
 from simpar.searching.parts import Wish, branch_for
 from simpar.searching.pricing import Pricing
 from simpar.searching.request import choice_of
+from simpar.searching.slow_ranks import searched
 from simpar.searching.space import Space
 from simpar.specs.scenario import Scenario
 from simpar.step import simulate
@@ -106,6 +107,10 @@ def improve(
         InputError: the plan has a part that no axis covers.
     """
     scenario = of_jobs(scenario)
+    scenario = scenario.model_copy(update={"effects": searched(scenario.effects)})
+    if scenario.effects.slow_ranks and not scenario.effects.expand:
+        # Slow pipeline ranks are there as long as there are as many.
+        axes = tuple(axis for axis in axes if axis != "pp")
     result = simulate(scenario)
     today = _spelled_out(choice_of(scenario), result, Pricing(Space(scenario, {})))
     limit = result.step_time_s if result.fits else float("inf")

@@ -15,6 +15,7 @@ from simpar.searching.critical import Paths, critical_paths
 from simpar.searching.in_flight import Backwards, InFlight, backwards, in_flight, turns
 from simpar.searching.memo import kept
 from simpar.searching.shapes import paired_passes, shape_of, style_of
+from simpar.searching.slow_ranks import Slow
 from simpar.searching.stages import Stages
 from simpar.step import schedule_of
 
@@ -89,12 +90,13 @@ class Pipelines:
             self._passes[key] = paired_passes(self.schedule(pipeline, pp, m)) if paired else np.zeros(0)
         return self._passes[key]
 
-    def paths(self, pipeline: Pipeline, pp: int, m: int) -> Paths:
+    def paths(self, pipeline: Pipeline, pp: int, m: int, slow: Slow) -> Paths:
         """Chains of passes, see `critical`."""
-        which = self.plain_stages(pipeline, pp).which
-        key = (pipeline.schedule, pipeline.virtual_stages, pp, m, which.tobytes())
+        stages = self.plain_stages(pipeline, pp)
+        layers = stages.counts[0][:, : 2 * self.pricing.kinds.layers].sum(axis=1)
+        key = (pipeline.schedule, pipeline.virtual_stages, pp, m, stages.which.tobytes(), layers.tobytes(), slow)
         if key not in self._paths:
-            self._paths[key] = critical_paths(self.schedule(pipeline, pp, m), which)
+            self._paths[key] = critical_paths(self.schedule(pipeline, pp, m), stages.which, layers, slow)
         return self._paths[key]
 
     def stage_layers(self, pipeline: Pipeline, pp: int) -> tuple[StageLayers, ...]:

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simpar.costs.collectives import CollectiveModel
-from simpar.costs.kernels import KernelModel
 from simpar.costs.pricer import LayoutPricer
 from simpar.engine.effects import expected_load_factor
 from simpar.graph.rematerialise import Recompute
@@ -47,6 +45,7 @@ from simpar.searching.pipelines import Pipelines
 from simpar.searching.sends import Sends
 from simpar.searching.shapes import shape_of
 from simpar.searching.sites import Sites
+from simpar.searching.slow_ranks import SlowRanks
 from simpar.searching.space import Space
 from simpar.searching.stages import Pairs
 from simpar.searching.state_prices import StatePricer
@@ -69,8 +68,7 @@ class Pricing:
     def __init__(self, space: Space) -> None:
         self.space = space
         self.template = space.template
-        models: tuple[KernelModel, CollectiveModel] = cost_models(space.template, space.template.hardware)
-        self.kernels, self.collectives = models
+        self.kernels, self.collectives = cost_models(space.template, space.template.hardware)
         self._tables: dict[object, BlockTable] = {}
         self._columns: dict[object, tuple[Column, Column]] = {}
         self._pairs: dict[object, Pairs] = {}
@@ -85,6 +83,7 @@ class Pricing:
         self._pricers: dict[object, LayoutPricer] = {}
         self._plain: dict[object, list[LayoutPricer]] = {}
         self.pipelines, self.sites, self.floors, self.sends = Pipelines(self), Sites(space), Floors(self), Sends(self)
+        self.slow_ranks = SlowRanks(space.template)
         self.evaluation: Evaluation | None = None
 
     # -- layouts ---------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from simpar.searching.memo import kept
 from simpar.searching.memory_floors import least_states
 from simpar.searching.pricing import Pricing
 from simpar.searching.shapes import shape_of, style_of
+from simpar.searching.slow_ranks import Slow
 from simpar.searching.space import Space
 
 
@@ -23,7 +24,7 @@ class SetBounds:
 
     def __init__(self, space: Space, pricing: Pricing) -> None:
         self.space, self.pricing = space, pricing
-        self._compute: dict[tuple[int, ...], float] = {}
+        self._compute: dict[object, float] = {}
         self._variants: dict[tuple[tuple[int, ...], int], FloatArray] = {}
         kinds = pricing.kinds
         self._blocks = [k + kinds.layers for k in kinds.layer]
@@ -35,11 +36,12 @@ class SetBounds:
 
     def mesh_seconds(self, group: Group, batch: int, m: int) -> float:
         """Compute of the best pipeline of a mesh, in any variant; infinite without pipelines."""
-        key = (group.tp, group.cp, group.pp, group.ep, group.etp, batch, m)
+        slow = self.pricing.slow_ranks.of(group)[0]
+        key = (group.tp, group.cp, group.pp, group.ep, group.etp, batch, m, slow)
         if key not in self._compute:
             forward, backward = self.pricing.floors.compute(group, batch)
             floors = np.array([[forward, backward, backward, forward, forward + backward]])
-            self._compute[key] = float(self._serial_seconds(group.pp, m, floors)[0])
+            self._compute[key] = float(self._serial_seconds(group.pp, m, floors, slow)[0])
         return self._compute[key]
 
     @kept
@@ -59,12 +61,12 @@ class SetBounds:
         if key not in self._variants:
             # Meshes share them whose ranks sit alike inside a block.
             self._variants[key] = np.array([self.pricing.floors.block(group, batch, v) for v in self.space.variants(group)])
-        return self._serial_seconds(group.pp, m, self._variants[key])
+        return self._serial_seconds(group.pp, m, self._variants[key], self.pricing.slow_ranks.of(group)[0])
 
-    def _serial_seconds(self, pp: int, m: int, floors: FloatArray) -> FloatArray:
+    def _serial_seconds(self, pp: int, m: int, floors: FloatArray, slow: Slow) -> FloatArray:
         """A step of the best cut, from floors of blocks [variants, as `Floors.block`, kinds]."""
         least, host = np.full(len(floors), np.inf), self.pricing.floors.host
-        for whole, before, tails, style in self._stacks(pp, m):
+        for whole, before, tails, style in self._stacks(pp, m, slow):
             forward = floors[:, 0] if style != "pairs" else floors[:, 3]
             backward = floors[:, 1] if style == "full" else floors[:, 2]
             both = floors[:, 4] if style == "full" else forward + backward
@@ -79,11 +81,11 @@ class SetBounds:
         return least
 
     @kept
-    def _stacks(self, pp: int, m: int) -> list[tuple[FloatArray, FloatArray, bool, str]]:
-        """Distinct cuts of the pipelines: blocks per rank, blocks before it, as [cuts, ranks, kinds]."""
+    def _stacks(self, pp: int, m: int, slow: Slow) -> list[tuple[FloatArray, FloatArray, bool, str]]:
+        """Distinct cuts of the pipelines: blocks per rank, blocks before it, as [cuts, ranks, kinds], slow ones as more."""
         rows: dict[str, dict[object, tuple[FloatArray, FloatArray]]] = {}
         for pipeline in self.space.pipelines(pp, m):
-            shape = shape_of(pp, pipeline.virtual_stages, pipeline.schedule)
+            shape = shape_of(pp, pipeline.virtual_stages, pipeline.schedule, slow)
             name = (shape.stages, pipeline.split, shape.stage_to_rank)
             table = rows.setdefault(shape.style, {})
             if name not in table:
@@ -98,7 +100,7 @@ class SetBounds:
 
     def pipeline_seconds(self, group: Group, batch: int, m: int, variant: Variant) -> FloatArray:
         """Every pipeline of a variant without recomputation, sharding and update, float array [pipelines]."""
-        stack = self._stack(group.pp, m)
+        stack = self._stack(group.pp, m, self.pricing.slow_ranks.of(group)[0])
         send, found = self.pricing.sends.seconds(group, batch, variant), np.zeros(stack.pipelines)
         for style, part in stack.styles.items():
             table = self.pricing.table(group, batch, variant, "none")
@@ -111,8 +113,8 @@ class SetBounds:
         return found
 
     @kept
-    def _stack(self, pp: int, m: int) -> Stack:
-        return Stack.of(self.pricing, self.space.pipelines(pp, m), pp, m)
+    def _stack(self, pp: int, m: int, slow: Slow) -> Stack:
+        return Stack.of(self.pricing, self.space.pipelines(pp, m), m, slow or (1.0,) * pp)
 
 
 def _passes(table: BlockTable, counts: FloatArray, style: str) -> list[FloatArray]:
@@ -157,20 +159,21 @@ class Stack:
     styles: dict[str, Part]
 
     @classmethod
-    def of(cls, pricing: Pricing, pipelines: Sequence[Pipeline], pp: int, m: int) -> Stack:
-        """Of these pipelines."""
+    def of(cls, pricing: Pricing, pipelines: Sequence[Pipeline], m: int, slow: Slow) -> Stack:
+        """Of these pipelines, `slow` of each rank."""
         styles: dict[str, list[int]] = {}
         for index, pipeline in enumerate(pipelines):
             styles.setdefault(style_of(pipeline), []).append(index)
-        return cls(len(pipelines), {s: _part(pricing, [pipelines[i] for i in own], own, pp, m) for s, own in styles.items()})
+        return cls(len(pipelines), {s: _part(pricing, [pipelines[i] for i in own], own, m, slow) for s, own in styles.items()})
 
 
-def _part(pricing: Pricing, pipelines: Sequence[Pipeline], index: Sequence[int], pp: int, m: int) -> Part:
+def _part(pricing: Pricing, pipelines: Sequence[Pipeline], index: Sequence[int], m: int, slow: Slow) -> Part:
+    pp = len(slow)
     counts: list[FloatArray] = []
     first: dict[object, int] = {}
     rows: list[tuple[FloatArray, FloatArray, FloatArray, int]] = []
     for pipeline in pipelines:
-        shape, stages = shape_of(pp, pipeline.virtual_stages, pipeline.schedule), pricing.pipelines.plain_stages(pipeline, pp)
+        shape, stages = shape_of(pp, pipeline.virtual_stages, pipeline.schedule, slow), pricing.pipelines.plain_stages(pipeline, pp)
         cut = (shape.stages, pipeline.split)
         if cut not in first:
             first[cut] = sum(len(c) for c in counts)

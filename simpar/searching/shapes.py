@@ -13,6 +13,7 @@ from simpar.schedules import Schedule
 from simpar.schedules.interleaved import round_size
 from simpar.searching import axes
 from simpar.searching.choice import Pipeline
+from simpar.searching.slow_ranks import Slow
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Shape:
         before: float array [ranks, stages], stages a micro-batch passes before the rank can start.
         sends: int array [ranks], boundary tensors a rank sends per micro-batch.
         first: int array [ranks], the first stage of each rank.
+        slow: float array [ranks], how much longer each rank computes; `share` and `before` count with it, `through` has the least
+            of the ranks that hold a stage, float array [stages].
     """
 
     ranks: int
@@ -39,6 +42,8 @@ class Shape:
     stage_to_rank: tuple[int, ...]
     replicas: int
     name: str
+    slow: FloatArray
+    through: FloatArray
 
     def group(self, m: int) -> int:
         """Micro-batches that a rank runs through one chunk before the next, 0 where that is not how it goes."""
@@ -83,8 +88,8 @@ class Shape:
 
 
 @lru_cache(maxsize=4096)
-def shape_of(ranks: int, virtual_stages: int, schedule: str) -> Shape:
-    """The shape of a schedule on `ranks` ranks with `virtual_stages` chunks."""
+def shape_of(ranks: int, virtual_stages: int, schedule: str, slow: Slow = ()) -> Shape:
+    """The shape of a schedule on `ranks` ranks with `virtual_stages` chunks, some of them slow."""
     family = FAMILIES[schedule]
     if schedule == "dualpipe":
         places = (*range(ranks), *range(ranks - 1, -1, -1))
@@ -110,7 +115,10 @@ def shape_of(ranks: int, virtual_stages: int, schedule: str) -> Shape:
             sends[chain[stage + 1]] += 1
     if schedule == "dualpipe":
         sends = (sends + sends[::-1]) // 2
-    return Shape(ranks, stages, style, share, before, sends, first, places, family.replicas, schedule)
+    factors = np.array(slow or (1.0,) * ranks)
+    through = np.array([min(factors[r] for i, r in enumerate(places) if i % stages == stage) for stage in range(stages)])
+    share, before = share * factors[:, None], before * through
+    return Shape(ranks, stages, style, share, before, sends, first, places, family.replicas, schedule, factors, through)
 
 
 def paired_passes(schedule: Schedule) -> FloatArray:

@@ -108,7 +108,8 @@ class Cut:
     @classmethod
     def of(cls, pricing: Pricing, group: Group, variant: Variant, pipeline: Pipeline) -> Cut:
         """The cut of a pipeline on a mesh."""
-        shape = shape_of(group.pp, pipeline.virtual_stages, pipeline.schedule)
+        slow = pricing.slow_ranks.of(group)[0]
+        shape = shape_of(group.pp, pipeline.virtual_stages, pipeline.schedule, slow)
         composition = pricing.pipelines.composition(pipeline, group.pp, 0)
         table = pricing.weights(group, variant)
         pairs = np.stack(composition.parameters(table), axis=1)
@@ -276,7 +277,7 @@ class Shardings:
         rows = [[p.each(what, weights[:, 0], weights[:, 1]) for what in ("update", "host update")] for p in pricers]
         each = np.array(rows)[which][:, :, rank.ravel()]
         costs = np.asarray((each[:, 1] >= each[:, 0]).all(axis=1))
-        each = each + gathers[:, None]
+        each = each * cut.shape.slow + gathers[:, None]
         # Ranks that do not wait for each other may end with the shortest update.
         together = self.data.all() and self.pricing.waits(cut.shape.style)
         return each.max(axis=2) if together else each.min(axis=2), costs

@@ -1,10 +1,27 @@
-"""Layouts of one program whose step time is known, and what follows from it for others."""
+"""Layouts of one program: which of their prices are the same, whose step time is known, and what follows from it for others."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
 from simpar.program.program import FloatArray, IntArray
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which of a program's prices are the same by construction.
+
+    Attributes:
+        parts: (memo scope, number of its description) of each distinct price.
+        keys: one price key of each.
+        index: int array [price keys], the distinct price of each.
+    """
+
+    parts: tuple[tuple[str, int], ...]
+    keys: tuple[object, ...]
+    index: IntArray
 
 
 class Swept:

@@ -10,6 +10,7 @@ from simpar.result.result import Result
 from simpar.searching import axes
 from simpar.searching.account import Account
 from simpar.searching.choice import Choice
+from simpar.searching.effects import simulated
 from simpar.searching.find import Listener, find
 from simpar.searching.incumbents import Scored
 from simpar.searching.mixed_space import MixedSpace
@@ -18,7 +19,6 @@ from simpar.searching.parts import Wish, measure_of, pricing_of
 from simpar.searching.refusals import broken_rules, check_values, unused
 from simpar.searching.runner_up import turning_points, waterfalls
 from simpar.searching.space import Space
-from simpar.step import simulate
 
 _MANY = 1e6
 """Factor on the device memory with which everything fits, to find the layout that needs least."""
@@ -135,10 +135,10 @@ def why_nothing(space: Space, wish: Wish, account: Account, winner: Choice | Non
 
 
 def _against(asked: str, corner: Space, account: Account, scored: Scored, winner: Choice | None) -> Why:
-    result = simulate(scored.choice.scenario(corner.template))
+    result = simulated(corner, scored.choice)
     if winner is None:
         return Why(asked, corner.size, account, scored=scored, result=result)
-    best = simulate(winner.scenario(corner.template))
+    best = simulated(corner, winner)
     behind = result.step_time_s / best.step_time_s - 1.0
     return Why(
         asked, corner.size, account, scored=scored, result=result, slower_by=behind, waterfall=tuple(waterfalls(best, result)),
@@ -193,7 +193,7 @@ def shortage(corner: Space) -> Shortage | None:
     if not found.best:
         return None
     choice = found.best[0].choice
-    result = simulate(choice.scenario(template))
+    result = simulated(corner, choice)
     rank = result.worst_rank
     slack = {"allocator_slack": rank.reserved_bytes - rank.allocated_bytes}
     return Shortage(choice, rank.device_bytes, result.device_memory_bytes, {**rank.at_peak, **slack, **dict(rank.outside)})
@@ -202,7 +202,7 @@ def shortage(corner: Space) -> Shortage | None:
 def _missed(corner: Space, wish: Wish, scored: Scored) -> tuple[str, ...]:
     """Limits that the fastest layout of a corner does not keep, each with its own value."""
     measure = measure_of(corner, wish, pricing_of(corner))
-    result = simulate(scored.choice.scenario(corner.template))
+    result = simulated(corner, scored.choice)
     seconds = result.step_interval.high if wish.robust else scored.step_time_s
     simple, detailed = measure.metrics(seconds, scored.device_bytes), result.to_json()
     return tuple(
