@@ -9,7 +9,7 @@ import re
 from math import prod
 from typing import Any, Final
 
-from simpar.evidence.row_model import HYBRID, MLA_FIELDS, MLP, SHIPPED, latent_ranks
+from simpar.evidence.row_model import DIFFUSION, HYBRID, MLA_FIELDS, MLP, SHIPPED, latent_ranks
 from simpar.evidence.row_values import Row
 from simpar.model.ledger import active_parameters, total_parameters
 from simpar.specs.architecture import ArchitectureSpec
@@ -42,11 +42,14 @@ _SPELLED: Final = (
     (r"deepseek-r1-distill-llama-", "llama3.1-"),
     (r"(?<![a-z])(?<!code-)(open-?llama|vicuna|alpaca|wizardlm|llama)-(v\d(\.\d)?-)?(?=(7|13)b)", "llama2-"),
     (r"deepseek-?v3-(?=16b)", "deepseek-v2-lite-"),  # torchtitan models/deepseek_v3, "16B"
+    (r"flux(\.?1)?-\[?(dev|schnell)\]?", "flux-dev"),  # FLUX.1 [schnell] lacks the guidance embedding alone
     (r"gemma-([23])-", r"gemma\1-"),
     (r"olmo-2-(1124-)?", "olmo2-"),
     (r"nemotron-4-", "nemotron4-"),
     (r"(?<![a-z])(mistral|zephyr)-7b", "mistral-7b-v0.3"),
     (r"qwen2(\.5)?-((coder|math)-)?(?=\d)", "qwen2.5-"),
+    (r"stable-diffusion-(?=3)", "sd"),
+    (r"wan-?2\.[12]-(t2v-)?(?=14b)", "wan-t2v-"),
 )
 """Names of models -> those of shipped ones of the same dimensions (config.json at Hugging Face; vocabularies within 3 %)."""
 _SIZE: Final = re.compile(r"(?<![a-z\d.])(\d+(?:\.\d+)?)([bt])(?![a-z\d])")
@@ -60,8 +63,8 @@ _WINDOWS: Final = ((r"mistral-7b-(.*-)?v0\.1|zephyr-7b", 4096),)
 def completed(row: Row) -> tuple[dict[str, Any], list[str]]:
     """`row` with what follows from it, and a note on each addition."""
     notes: list[str] = []
-    hybrid = HYBRID.search(str(row.get("arch") or "")) is not None
-    found = (_with_shipped_layers if hybrid else _with_dimensions)(dict(row), notes)
+    unlike = any(layers.search(str(row.get("arch") or "")) for layers in (HYBRID, DIFFUSION))
+    found = (_with_shipped_layers if unlike else _with_dimensions)(dict(row), notes)
     found = _with_layout(found, notes)
     _with_batch(found, notes)
     return found, notes
