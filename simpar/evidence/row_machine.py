@@ -37,6 +37,7 @@ class MachineRule:
 MACHINES: Final = (
     MachineRule("GB300.*", "gb300-nvl72"),
     MachineRule("GB200.*", "gb200-nvl72"),
+    MachineRule("GB10|Spark", "gb10"),
     MachineRule("B300.*", "dgx-b300"),
     MachineRule("B200.*", "dgx-b200-750w", r"power[- ]limited"),
     MachineRule("B200.*", "dgx-b200"),
