@@ -69,6 +69,50 @@ def test_a_prompt_has_its_own_number_of_keys() -> None:
     assert attention_flops("wan-t2v-14b", 1, "ring") == pytest.approx(40 * 4.0 * 8192 * (8192 + 512) * 2560)
 
 
+def saved_bytes(modulated: bool) -> float:
+    """What one feed-forward of a diffusion transformer keeps of a sample, beside the vectors of the sample."""
+    step = {"branches": [{"kind": "mlp", "width": 512, "gated": False, "activation": "gelu"}], "modulated": modulated}
+    stack = {
+        "hidden_size": 128,
+        "layers": {"a": {"sublayers": [step]}},
+        "pattern": ["a"],
+        "norm": "unweighted",
+        "final_norm": False,
+    }
+    given = {
+        "name": "m", "model": {"kind": "layers", "name": "m", "head": False, "stacks": [stack]}, "framework": "plain",
+        "cluster": {"hardware": "rtx-4090", "num_nodes": 1, "num_gpus": 1}, "plan": {},
+        "training": {"sequence_length": 64, "global_batch_size": 1, "pure_bf16": True},
+    }  # fmt: skip
+    return prepare(make_scenario(given)).layout.stage_blocks[0][1].saved_bytes
+
+
+def test_modulation_keeps_what_torch_keeps() -> None:
+    """y = norm(x); x + gate * f(y * (1 + scale) + shift): y and f's result, which the vectors' gradients read."""
+    torch = pytest.importorskip("torch")
+
+    def kept(modulated: bool) -> int:
+        x = torch.randn(64, 128, dtype=torch.bfloat16, requires_grad=True)
+        scale, shift, gate = (torch.randn(128, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+        up, down = (torch.nn.Linear(a, b, bias=False, dtype=torch.bfloat16) for a, b in ((128, 512), (512, 128)))
+        found: dict[int, int] = {}
+
+        def keep(tensor: Any) -> Any:
+            if tensor.dim() == 2 and tensor.shape[0] == 64 and tensor.shape[1] > 1:
+                found[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+            held.append(tensor)
+            return tensor
+
+        held: list[Any] = []
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            y = torch.nn.functional.layer_norm(x, (128,))
+            z = down(torch.nn.functional.gelu(up(y * (1 + scale) + shift if modulated else y)))
+            _ = x + (gate * z if modulated else z)
+        return sum(found.values())
+
+    assert kept(True) - kept(False) == saved_bytes(True) - saved_bytes(False) == 2 * 64 * 128 * 2
+
+
 def test_the_non_causal_convention_adds_what_a_causal_mask_leaves_out() -> None:
     def result(model: str) -> Any:
         training = {"sequence_length": 8192, "global_batch_size": 8}
