@@ -265,7 +265,9 @@ def test_precision_of_a_gpu_without_bf16() -> None:
         ({"gpu": "Quadro RTX 8000"}, "rtx-8000"), ({"gpu": "RTX8000"}, "rtx-8000"),
         ({"gpu": "T4"}, "t4"), ({"gpu": "NVIDIA L4"}, "l4"), ({"gpu": "L40S"}, "l40s"), ({"gpu": "A10G"}, "a10g"),
         ({"gpu": "GeForce RTX 3090"}, "rtx-3090"), ({"gpu": "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"}, "rtx-pro-6000"),
-        ({"gpu": "RTX 3090 Ti"}, "rtx-3090-ti"), ({"gpu": "NVIDIA RTX PRO 4000 Blackwell"}, "rtx-pro-4000"),
+        ({"gpu": "NVIDIA GB10"}, "gb10"), ({"gpu": "2 x NVIDIA DGX Spark"}, "gb10"), ({"gpu": "RTX 3090 Ti"}, "rtx-3090-ti"),
+        ({"gpu": "NVIDIA GeForce RTX 4060 Laptop GPU"}, "rtx-4060-laptop"), ({"gpu": "GeForce RTX 4090"}, "rtx-4090"),
+        ({"gpu": "NVIDIA RTX PRO 4000 Blackwell"}, "rtx-pro-4000"),
         ({"gpu": "NVIDIA L40"}, "l40"), ({"gpu": "RTX 5090"}, "rtx-5090"), ({"gpu": "A40"}, "a40"),
         ({"gpu": "RTX 6000 Ada Generation"}, "rtx-6000-ada"),
         ({"gpu": "H100 NVL"}, "h100-nvl"), ({"gpu": "NVIDIA H100 PCIe"}, "h100-pcie"), ({"gpu": "H200 NVL"}, "h200-nvl"),
@@ -293,7 +295,10 @@ def test_memory_in_a_gpu_s_name(gpu: str, scale: float | None) -> None:
     assert found == (None if scale is None else pytest.approx(scale, rel=1e-2))
 
 
-@pytest.mark.parametrize("gpu", ["Trainium2", "Gaudi 3", "A30", "RTX 5080", "MI300A", "Ascend 910B"])
+@pytest.mark.parametrize(
+    "gpu",
+    ["Trainium2", "Gaudi 3", "A30", "RTX 5080", "RTX 4090 Laptop GPU", "RTX 5090 Laptop GPU", "RTX 4060", "MI300A", "Ascend 910B"],
+)
 def test_a_gpu_without_a_profile_is_not_taken_for_another(gpu: str) -> None:
     assert run_of(row(gpu=gpu, gpu_mem_gb=None)).skipped == f"no hardware profile for GPU {gpu!r}"
 

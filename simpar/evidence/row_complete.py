@@ -9,7 +9,7 @@ import re
 from math import prod
 from typing import Any, Final
 
-from simpar.evidence.row_model import HYBRID, MLA_FIELDS, MLP, SHIPPED, latent_ranks
+from simpar.evidence.row_model import DIFFUSION, HYBRID, MLA_FIELDS, MLP, SHIPPED, latent_ranks
 from simpar.evidence.row_values import Row
 from simpar.model.ledger import active_parameters, total_parameters
 from simpar.specs.architecture import ArchitectureSpec
@@ -32,6 +32,10 @@ MOST_MICRO_BATCHES: Final = 8192
 """A step of more is a slip of units: a batch counted in tokens."""
 _REPLICATED: Final = re.compile(r"\bDDP\b|distributed ?data ?parallel", re.IGNORECASE)
 """In a framework's name: every rank holds the whole model."""
+_USUAL_SHARE: Final = 8.0
+"""Weights of a feed-forward over the squared hidden size: two matrices of four times its width, three of 8/3."""
+_NEAR_USUAL: Final = 0.05
+"""How far a share may be from that: widths are rounded to multiples."""
 NEARLY: Final = 0.02
 """How far a time and a rate, both rounded, may be apart from a whole batch."""
 _DIMENSIONS: Final = ("layers", "hidden", "heads")
@@ -42,11 +46,14 @@ _SPELLED: Final = (
     (r"deepseek-r1-distill-llama-", "llama3.1-"),
     (r"(?<![a-z])(?<!code-)(open-?llama|vicuna|alpaca|wizardlm|llama)-(v\d(\.\d)?-)?(?=(7|13)b)", "llama2-"),
     (r"deepseek-?v3-(?=16b)", "deepseek-v2-lite-"),  # torchtitan models/deepseek_v3, "16B"
+    (r"flux(\.?1)?-\[?(dev|schnell)\]?", "flux-dev"),  # FLUX.1 [schnell] lacks the guidance embedding alone
     (r"gemma-([23])-", r"gemma\1-"),
     (r"olmo-2-(1124-)?", "olmo2-"),
     (r"nemotron-4-", "nemotron4-"),
     (r"(?<![a-z])(mistral|zephyr)-7b", "mistral-7b-v0.3"),
     (r"qwen2(\.5)?-((coder|math)-)?(?=\d)", "qwen2.5-"),
+    (r"stable-diffusion-(?=3)", "sd"),
+    (r"wan-?2\.[12]-(t2v-)?(?=14b)", "wan-t2v-"),
 )
 """Names of models -> those of shipped ones of the same dimensions (config.json at Hugging Face; vocabularies within 3 %)."""
 _SIZE: Final = re.compile(r"(?<![a-z\d.])(\d+(?:\.\d+)?)([bt])(?![a-z\d])")
@@ -60,8 +67,11 @@ _WINDOWS: Final = ((r"mistral-7b-(.*-)?v0\.1|zephyr-7b", 4096),)
 def completed(row: Row) -> tuple[dict[str, Any], list[str]]:
     """`row` with what follows from it, and a note on each addition."""
     notes: list[str] = []
-    hybrid = HYBRID.search(str(row.get("arch") or "")) is not None
-    found = (_with_shipped_layers if hybrid else _with_dimensions)(dict(row), notes)
+    unlike = any(layers.search(str(row.get("arch") or "")) for layers in (HYBRID, DIFFUSION))
+    found = dict(row)
+    if not unlike:
+        _with_feed_forward(found, notes)
+    found = (_with_shipped_layers if unlike else _with_dimensions)(found, notes)
     found = _with_layout(found, notes)
     _with_batch(found, notes)
     return found, notes
@@ -171,6 +181,29 @@ def _with_dimensions(row: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     notes.append(f"model dimensions not stated: those of {name}{f', with {depth} layers' if depth != known['layers'] else ''}")
     ranked = {**latent_ranks(str(known.get("mla") or "")), **stated}
     return {**known, **row} | ({} if ranks else {"mla": ", ".join(f"{name} {size}" for name, size in ranked.items())})
+
+
+def _with_feed_forward(row: dict[str, Any], notes: list[str]) -> None:
+    """The width of a dense model's feed-forward from its parameters and other sizes, where one way to count the embedding, once or
+    twice, and no other gives a usual width."""
+    sizes = [row.get(key) for key in (*_DIMENSIONS, "vocab", "n_params_b")]
+    if row.get("ffn") or row.get("moe_experts") or row.get("moe_ffn") or not all(sizes) or _named(row):
+        return
+    layers, hidden, heads, vocab, billions = (float(size or 0.0) for size in sizes)
+    share = 1.0 + float(row.get("kv_heads") or heads) / heads
+    attention = 2.0 * share * heads * float(row.get("head_dim") or hidden / heads) * hidden
+    stated = row.get("tied_embeddings")
+    found = {}
+    for tied in (True, False) if stated is None else (bool(stated),):
+        weights = (billions * 1e9 - (1 if tied else 2) * vocab * hidden) / layers - attention
+        if abs(weights / (_USUAL_SHARE * hidden * hidden) - 1.0) <= _NEAR_USUAL:
+            found[tied] = weights
+    if len(found) != 1:
+        return
+    ((tied, weights),) = found.items()
+    gated = re.search(r"glu|silu", str(row.get("mlp_type") or "swiglu"), re.IGNORECASE) is not None
+    row |= {"tied_embeddings": tied, "ffn": round(weights / ((3 if gated else 2) * hidden))}
+    notes.append(f"feed-forward not stated: {row['ffn']}, from the number of parameters with {'one embedding' if tied else 'two'}")
 
 
 def _with_shipped_layers(row: dict[str, Any], notes: list[str]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Final
 from simpar.evidence.row_framework import framework_of
 from simpar.evidence.row_values import Row
 from simpar.parallel.layout import Layout, recomputed_flops
-from simpar.result.ideal import mfu_peak_flops_per_s
+from simpar.result.ideal import mfu_peak_flops_per_s, uncounted_pairs_flops
 from simpar.specs.framework_releases import Month, month_of
 from simpar.specs.scenario import Scenario
 
@@ -49,12 +49,11 @@ def seconds_from_flops(row: Row, scenario: Scenario) -> float | None:
     whole = _WHOLE.search(words) is not None or (hardware and not re.search(r"causal", words, re.IGNORECASE))
     if not rate or (not hardware and (_AGAIN.search(words) or not (whole or _CAUSAL.search(words)))):
         return None
-    flops = layout.model_flops + (layout.attention_model_flops if whole else 0.0)
+    flops = layout.model_flops + (uncounted_pairs_flops(layout) if whole else 0.0)
     if hardware:
         if layout.recompute.granularity == "selective":
             return None
-        again = sum(block.attention_flops for blocks in layout.stage_blocks for block in blocks if block.repeated_flops)
-        flops += recomputed_flops(layout) + (again * layout.microbatches_in_all if whole else 0.0)
+        flops += recomputed_flops(layout) + (uncounted_pairs_flops(layout, again=True) if whole else 0.0)
     return flops / (rate * scenario.world_size)
 
 

@@ -54,6 +54,8 @@ _OTHER: Final = re.compile(
 
 HYBRID: Final = re.compile(r"hybrid|mamba|rwkv|state.space|\bssm\b", re.IGNORECASE)
 """In arch: layers that columns cannot describe."""
+DIFFUSION: Final = re.compile(r"diffusion|\b(?:mm)?dit\b", re.IGNORECASE)
+"""In arch: transformers whose layers only a shipped model of their name describes."""
 SHIPPED: Final = "shipped_model"
 """Column of a completed row: the shipped model that it names and whose layers it has."""
 

@@ -27,7 +27,9 @@ products around attention, with its own output or without (layers/decoders.py, g
 _BLOCK: Final = re.compile(r"\bblock\b\D{0,20}(\d+)", re.IGNORECASE)
 """Full recomputation of so many layers of each virtual stage and no others: Megatron-LM's --recompute-method block."""
 
-_SHARE: Final = re.compile(r"(\d*\.?\d+) ?(?:(%)|(?:/|(?:out )?of) ?(\d+))? ?(?:of )?(?:all |the )*layers", re.IGNORECASE)
+_SHARE: Final = re.compile(
+    r"(\d*\.?\d+) ?(?:(%)|(?:/|(?:out )?of) ?(\d+))? ?(?:of )?(?:all |the )*(?:layers|blocks)", re.IGNORECASE
+)
 _EVERY: Final = re.compile(r"every (?:([1-9]\d*)(?:nd|rd|th)|second) layer", re.IGNORECASE)
 """A share of the layers: 1/2, 0.5, 50 % or 8 of 32 of them; every 2nd."""
 _SOME_AGAIN: Final = re.compile(r"select|\bsac\b|partial", re.IGNORECASE)

@@ -7,7 +7,7 @@ from typing import Any
 from simpar.model.config_keys import Keys
 from simpar.model.mmdit import MMDIT_READERS, TEXT_TOKENS, embedder
 from simpar.model.pieces import depthwise, encoder_attention, in_turn, linear, lookup, once, uniform, vector
-from simpar.specs.architecture import ArchitectureSpec, LayerSpec
+from simpar.specs.architecture import ArchitectureSpec, LayerSpec, SublayerSpec
 from simpar.specs.mixers import AttentionSpec, BranchSpec, FeedForwardSpec, LinearAttentionSpec, WeightSpec
 
 
@@ -37,6 +37,11 @@ class DiT:
     def branches(self) -> tuple[BranchSpec, ...]:
         return (self.own(), self.mlp())
 
+    def step(self, branch: BranchSpec) -> SublayerSpec:
+        """Between a norm without weights and a gate; the text comes in as it is (PixArt)."""
+        plain = isinstance(branch, AttentionSpec) and branch.cross
+        return SublayerSpec(branches=(branch,), **{"norm": "none"} if plain else {"modulated": True})
+
     def conditioning(self) -> tuple[WeightSpec, ...]:
         """What a layer makes its shifts, scales and gates from; DiT embeds time and class in every layer."""
         h = self.hidden
@@ -58,7 +63,7 @@ class DiT:
         return (once("out_modulation", self.hidden, 2 * self.hidden),)
 
     def architecture(self) -> ArchitectureSpec:
-        layer = LayerSpec(sublayers=in_turn(*self.branches(), norm="none"), extra=self.conditioning())
+        layer = LayerSpec(sublayers=tuple(self.step(branch) for branch in self.branches()), extra=self.conditioning())
         depth, fields = self.k.number("num_layers"), {"norm": "unweighted", "final_norm": False}
         stack = uniform("image_mlp", layer, depth, name="diffusion", hidden_size=self.hidden, extra=self.ends(), **fields)
         return ArchitectureSpec(head=False, stacks=(stack,))
@@ -189,7 +194,7 @@ class NextDiT:
         attention = encoder_attention(
             self.heads, self.hidden, bias=False, num_key_value_heads=self.kv_heads, qk_norm="head", joint_keys=TEXT_TOKENS
         )
-        steps = in_turn(attention, FeedForwardSpec(width=self.width()), norm="sandwich")
+        steps = in_turn(attention, FeedForwardSpec(width=self.width()), norm="sandwich", modulated=True)
         return LayerSpec(sublayers=steps, extra=(once("modulation", self.time, 4 * self.hidden),))
 
     def text_layer(self, n: int) -> tuple[WeightSpec, ...]:
@@ -265,7 +270,8 @@ class Wan:
             extra=tuple(text),
         )  # fmt: skip
         mlp = FeedForwardSpec(width=self.k.number("ffn_dim"), gated=False, bias=True, activation="gelu")
-        steps = (*in_turn(own, num_norms=0), *in_turn(cross, num_norms=1), *in_turn(mlp, num_norms=0))
+        own_step, mlp_step = in_turn(own, mlp, num_norms=0, modulated=True)
+        steps = (own_step, *in_turn(cross, num_norms=1), mlp_step)
         return LayerSpec(sublayers=steps, extra=(vector("modulation", 6 * h),))
 
     def architecture(self) -> ArchitectureSpec:

@@ -79,9 +79,14 @@ def _sublayer(w: Writer, step: SublayerSpec, x: str, label: str) -> str:
     elif before:
         (plain,) = (w.graph.norm(w.path(name), x, kind="l2"),)
         normed = [plain] * len(step.branches)
+    if step.modulated:
+        scaled = w.graph.elementwise(w.path(f"{name}_modulation"), [normed[0]], "modulation", module="layernorm")
+        normed = [scaled] * len(step.branches)
     outs = [out for branch, given in zip(step.branches, normed, strict=True) for out in write_branch(w, branch, given)]
     if step.norm in ("post", "sandwich"):
         outs[0] = w.norm(f"{label or 'layer'}_post_norm", outs[0])
+    if step.modulated:
+        outs[0] = w.graph.elementwise(w.path(f"{name}_gating"), [outs[0]], "gating", module="residual")
     outs[0] = w.weights("", outs[0], step.extra, "residual")
     return w.graph.residual(w.path(f"{label}_residual" if label else "residual"), *outs, x)
 

@@ -62,7 +62,7 @@ class MMDiT:
         h, wide = self.hidden, self.width * (2 if self.gated else 1)
         last = self.text_ends() and i == self.num_double - 1
         text = () if last else (once("text_up", h, wide, bias=self.bias), once("text_down", self.width, h, bias=self.bias))
-        steps = in_turn(*self.mixers(i, last), self.mlp(*text), norm="none")
+        steps = in_turn(*self.mixers(i, last), self.mlp(*text), modulated=True)
         return LayerSpec(sublayers=steps, extra=self.modulation(i, last))
 
     def mixers(self, i: int, last: bool) -> tuple[AttentionSpec, ...]:
@@ -78,7 +78,7 @@ class MMDiT:
 
     def single(self) -> LayerSpec:
         """Attention and feed-forward side by side, one output matrix over both."""
-        step = SublayerSpec(branches=(self.attention(False), self.mlp()), norm="none")
+        step = SublayerSpec(branches=(self.attention(False), self.mlp()), modulated=True)
         return LayerSpec(sublayers=(step,), extra=(once("modulation", self.hidden, 3 * self.hidden),) if self.modulated else ())
 
     def ends(self) -> list[WeightSpec]:
@@ -251,7 +251,7 @@ class HiDream(MMDiT):
         extra = [once("modulation", h, (12 if text_stream else 6) * h)]
         if text_stream:
             extra += [once("text_up", h, 2 * width, bias=False), once("text_down", width, h, bias=False)]
-        steps = in_turn(self.joint(text_stream), feed, norm="none")
+        steps = in_turn(self.joint(text_stream), feed, modulated=True)
         return LayerSpec(sublayers=steps, extra=tuple(extra))
 
     def double(self, i: int) -> LayerSpec:

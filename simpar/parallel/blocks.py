@@ -86,6 +86,12 @@ class LocalBlock:
         return attention * self.attention_flops + rest * (self.model_flops - self.attention_flops)
 
     @property
+    def halved_flops(self) -> float:
+        """Of `attention_flops`, those of masks that leave keys out; of attention to both sides all pairs are counted."""
+        flops = _flops(self.layer)
+        return sum(flops[node.name] for node in self.layer.nodes if isinstance(node, Attention) and node.mask.causal)
+
+    @property
     def saved_bytes(self) -> float:
         """Total kept from forward to backward."""
         return sum(amount for _, amount in self.saved)

@@ -5,6 +5,7 @@ The causal work of every rank is 1/cp of the whole in all three (zigzag or head-
 
 from __future__ import annotations
 
+from simpar.graph.masks import Mask
 from simpar.parallel.degrees import Degrees
 from simpar.parallel.work import AttentionWork, Collective, MemoryWork, OpList
 
@@ -20,11 +21,14 @@ def key_value_bytes(work: AttentionWork, degrees: Degrees) -> float:
     return element_bytes(work) * local * work.kv_heads * (work.head_dim + work.v_head_dim)
 
 
-def attention(name: str, whole: AttentionWork, degrees: Degrees, kernels: int, ops: OpList) -> None:
-    """Put the attention of one rank; `whole` is the whole sequence's work with this rank's heads."""
+def attention(name: str, whole: AttentionWork, mask: Mask, degrees: Degrees, kernels: int, ops: OpList) -> None:
+    """Put the attention of one rank; `whole` is the whole sequence's work with this rank's heads.
+
+    Keys of another input (a prompt's) are no part of the sequence: every rank has all of them.
+    """
     cp = degrees.cp
-    if cp == 1:
-        ops.compute(name, whole, kernels)
+    if cp == 1 or mask.kind == "fixed":
+        ops.compute(name, whole._replace(sequence_q=whole.sequence_q // cp), kernels)
         return
     if degrees.ring_merges and degrees.cp_style != "ulysses":
         _torch_ring(name, whole, degrees, kernels, ops)
@@ -48,7 +52,7 @@ def _zigzag(whole: AttentionWork, cp: int) -> tuple[AttentionWork, AttentionWork
     reverse). A window leaves little for them: what the first step does not cover of a rank's pairs.
     """
     local = whole.sequence_q // cp
-    first = whole._replace(sequence_q=local, sequence_kv=local)
+    first = whole._replace(sequence_q=local, sequence_kv=max(whole.sequence_kv // cp, 1))
     if not whole.causal:
         return first, first
     rest = max(pairs(whole) / cp - pairs(first), 0.0) / max(cp - 1, 1)

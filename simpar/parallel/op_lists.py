@@ -68,7 +68,7 @@ class Lists(LocalLayer):
             if copies := head_copies(self, node):
                 ops.compute(f"{node.name}.repeat", copies, copies.launches)
             core = self.attention(node, backward=False)
-            context.attention(node.name, core, self.degrees, self.attention_launches(kernel, core), ops)
+            context.attention(node.name, core, node.mask, self.degrees, self.attention_launches(kernel, core), ops)
         elif isinstance(node, Scan | Custom):
             self._alone(kernel, ops, backward=False)
         elif product := product_of(kernel):
@@ -295,7 +295,7 @@ class Lists(LocalLayer):
         node = kernel.node
         if isinstance(node, Attention):
             core = self.attention(node, backward=True)
-            context.attention(f"{node.name}.backward", core, self.degrees, self.attention_launches(kernel, core), ops)
+            context.attention(f"{node.name}.backward", core, node.mask, self.degrees, self.attention_launches(kernel, core), ops)
             if copies := head_copies(self, node):
                 ops.compute(f"{node.name}.repeat.backward", copies, copies.launches)
         elif isinstance(node, Scan | Custom):

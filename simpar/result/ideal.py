@@ -39,6 +39,14 @@ def ideal_seconds(layout: Layout) -> float:
     return sum(count * seconds for seconds, count in counts.items()) * layout.microbatches_in_all / layout.scenario.world_size
 
 
+def uncounted_pairs_flops(layout: Layout, *, again: bool = False) -> float:
+    """What counting the whole score matrix, as PaLM and Megatron's formula do, adds to `model_flops`: those of causal attention
+    once more; with `again`, of the layers that recomputation repeats and their repetition alone."""
+    blocks = [block for blocks in layout.stage_blocks for block in blocks]
+    passes = ((1.0 if block.repeated_flops else 0.0) if again else block.passes[0] for block in blocks)
+    return sum(n * block.halved_flops for n, block in zip(passes, blocks, strict=True)) * layout.microbatches_in_all
+
+
 def _seconds(block: LocalBlock, layout: Layout) -> float:
     """Seconds of one GPU for a block's passes of one micro-batch, all at peak: products by their dtypes' shares of FLOPs."""
     usual = mfu_peak_flops_per_s(layout)

@@ -15,7 +15,7 @@ from simpar.parallel.layout import Layout
 from simpar.program.program import COMPUTE_KINDS, Program
 from simpar.result.accounting import Accounting, compute_counts
 from simpar.result.categories import PRODUCTS, title_of
-from simpar.result.ideal import ideal_seconds, mfu_peak_flops_per_s
+from simpar.result.ideal import ideal_seconds, mfu_peak_flops_per_s, uncounted_pairs_flops
 from simpar.result.interval import Interval, Moved
 from simpar.result.memory import RankMemory
 from simpar.result.published import METRICS, Comparison, compare_published
@@ -116,7 +116,7 @@ class Result:
     @property
     def mfu_non_causal(self) -> float:
         """MFU counting the whole score matrix, as PaLM and Megatron's formula do."""
-        flops = self.layout.model_flops + self.layout.attention_model_flops
+        flops = self.layout.model_flops + uncounted_pairs_flops(self.layout)
         return flops / self.step_time_s / self.world_size / self.peak_flops_per_s if self.step_time_s else 0.0
 
     @property

@@ -45,6 +45,8 @@ class SublayerSpec(Spec):
     """Norms with weights where `norm` does not say it (one per branch: 2)."""
     shared_weights: str = ""
     """Sublayers of the same name in one stack hold their weights once (Zamba2, ALBERT)."""
+    modulated: bool = False
+    """What enters is scaled and shifted, what leaves is scaled, by vectors that follow from a sample's time or class (DiT)."""
     extra: tuple[WeightSpec, ...] = ()
     """Weights beside them."""
 
