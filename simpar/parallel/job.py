@@ -310,7 +310,8 @@ class Job:
         if self.plan.zero_stage == 3 and not full:
             reduce_dtype = training.gradient_dtype or spec.data.fsdp_reduce_dtype
             # Shards of fp32 weights have fp32 gradients, whatever they were reduced in.
-            gradient = 4.0 if reduce_dtype == "fp32" or spec.optimizer.sharded_weights_fp32 else 2.0
+            wide = reduce_dtype == "fp32" or spec.optimizer.sharded_weights_fp32 or spec.optimizer.gradients_like_shards
+            gradient = 4.0 if wide else 2.0
         parameter = self._working_bytes
         if self.pure_bf16:
             # Autograd's gradients and torch's moments are in the weight's dtype. FSDP reduces in its own (MixedPrecisionPolicy's

@@ -55,6 +55,33 @@ def whole_embedding_gradient(layout: Layout) -> float:
     return embedding.elements("embedding/word.weight") * (1.0 - 1.0 / tp) * layout.state_bytes.reduce
 
 
+def bucket_elements(layout: Layout) -> float:
+    """Gradients that are put into a buffer before they are reduced; 0 = there is none."""
+    data, plan = layout.framework.data, layout.plan
+    if plan.zero_stage not in data.gradient_buffers or plan.pp > 1 or layout.training.optimizer == "none":
+        return 0.0
+    return plan.reduce_bucket_size or data.bucket_elements_min
+
+
+def gradient_buffers(layout: Layout) -> float:
+    """Bytes of the buffers that hold gradients until they are reduced."""
+    twice = layout.plan.zero_stage < 3 and layout.overlap_grad_reduce
+    return bucket_elements(layout) * layout.plain_options.kernels.element * (2.0 if twice else 1.0)
+
+
+def beside_update(layout: Layout, update: float, trained: float) -> float:
+    """What exists beside what rests, buffers of gradients and casts included, from the end of the backward to that of the update.
+
+    Args:
+        update: bytes that the update takes.
+        trained: weights of the rank, of which the last bucket's gradients are copied once more.
+    """
+    gone = gradient_buffers(layout) if layout.plan.zero_stage < 3 else 0.0
+    if layout.kernels.autocast:
+        gone += layout.state_bytes.parameter * trained  # casts, which the backward was the last to read
+    return max(update - gone, min(bucket_elements(layout), trained) * layout.plain_options.kernels.element)
+
+
 def sharded_more_moments(layout: Layout, stages: Sequence[int]) -> float:
     """Bytes of moments of tables and vectors over those of as many weights of a matrix, on one rank."""
     blocks = [block for stage in stages for block in layout.stage_blocks[stage]]
@@ -129,16 +156,33 @@ class Gathers:
         forward = [root + state.gather * (resting[i] + sum(held[i : i + ahead + 1])) for i in range(len(held))]
         near = [max(i - ahead, 0) for i in range(len(held))]
         weights = [root + state.gather * (resting[n] + sum(held[n : i + 1])) for i, n in enumerate(near)]
-        behind = [state.reduce * p for p in (*trained[1:], 0.0)]
+        bucket = bucket_elements(layout)
+        copied = full_buckets(trained, bucket) if bucket else [*trained[1:], 0.0]
+        behind = [state.reduce * p for p in copied]
         # Gradients of the head wait for those of the embedding.
         waits = [waiting] * (len(blocks) - 1) + [0.0]
         begin = [w + b + g for w, b, g in zip(weights, behind, waits, strict=True)]
         if at_loss:
             # Nothing is prefetched before the loss is through.
             begin[-1] = root + state.gather * (resting[-2] + held[-1])
-        end = [w + g + max(b, state.reduce * p) for w, g, b, p in zip(weights, own, behind, trained, strict=True)]
+        beside = [0.0 if bucket else state.reduce * p for p in trained]
+        end = [w + g + max(b, p) for w, g, b, p in zip(weights, own, behind, beside, strict=True)]
         end = [e + g for e, g in zip(end, waits, strict=True)]
         return cls(forward, begin, end)
+
+
+def full_buckets(trained: Sequence[float], size: float) -> list[float]:
+    """Gradients that are copied out of their buffer while each block's backward puts its own there, the last block's first.
+
+    >>> full_buckets([1.0, 2.0, 2.0, 3.0], 4.0)
+    [0.0, 2.0, 3.0, 0.0]
+    """
+    found, held = [], 0.0
+    for own in reversed(trained):
+        full = held + own > size
+        found.append(min(held, size) if full else 0.0)
+        held = own if full else held + own
+    return found[::-1]
 
 
 def head_gradient_bytes(layout: Layout) -> float:

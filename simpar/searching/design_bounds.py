@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.program.program import FloatArray, IntArray
+from simpar.result.gathers import beside_update
 from simpar.searching import bounds
 from simpar.searching.blocks import BlockTable, Gathered
 from simpar.searching.choice import Choice, Offload, Pipeline, State
@@ -337,7 +338,11 @@ class DesignBounds:
         peaks = self.activation_peaks(design, again, self.tables(design, again.names), *mode, 0.0)
         at = self.space.states(group).index(state)
         optimizer = 0.0 if choice.offload.optimizer else sharding.optimizer[at]
-        update = self.pricing.update_share(group, choice.variant, state) * optimizer
+        share = self.pricing.update_share(group, choice.variant, state) * optimizer
+        trained = self.shardings(design).trained(self.cut(design)[1])
+        own = self.pricing.framework.optimizer.autocast  # whether casts rest depends on what is recomputed
+        layout = self.pricing.layout(choice) if own else self.pricing.state_layout(group, choice.variant, state).layout
+        update = np.array([beside_update(layout, *each) for each in zip(share + 0.0 * trained, trained, strict=True)])
         row = again.texts.index(choice.recompute)
         resting = sharding.resting[at] + self._kept_casts(design, again, state)[row]
         return np.asarray(np.maximum(peaks[row], update) + resting + optimizer)
