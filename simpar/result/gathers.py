@@ -69,6 +69,12 @@ def gradient_buffers(layout: Layout) -> float:
     return bucket_elements(layout) * layout.plain_options.kernels.element * (2.0 if twice else 1.0)
 
 
+def buffers_at_rest(layout: Layout) -> float:
+    """Bytes of these that are there throughout a pass: those of stages 1 and 2 may come with the first gradient."""
+    late = layout.framework.data.gradient_buffers_late and layout.plan.zero_stage < 3
+    return 0.0 if late else gradient_buffers(layout)
+
+
 def beside_update(layout: Layout, update: float, trained: float) -> float:
     """What exists beside what rests, buffers of gradients and casts included, from the end of the backward to that of the update.
 
@@ -76,10 +82,12 @@ def beside_update(layout: Layout, update: float, trained: float) -> float:
         update: bytes that the update takes.
         trained: weights of the rank, of which the last bucket's gradients are copied once more.
     """
-    gone = gradient_buffers(layout) if layout.plan.zero_stage < 3 else 0.0
+    rest = buffers_at_rest(layout)
+    gone = rest if layout.plan.zero_stage < 3 else 0.0
     if layout.kernels.autocast:
         gone += layout.state_bytes.parameter * trained  # casts, which the backward was the last to read
-    return max(update - gone, min(bucket_elements(layout), trained) * layout.plain_options.kernels.element)
+    copied = min(bucket_elements(layout), trained) * layout.plain_options.kernels.element
+    return max(update - gone, gradient_buffers(layout) - rest + copied)
 
 
 def sharded_more_moments(layout: Layout, stages: Sequence[int]) -> float:
@@ -133,10 +141,11 @@ class Gathers:
 
     @classmethod
     def of(cls, layout: Layout, blocks: Sequence[LocalBlock]) -> Gathers:
-        """Of one stage; zeros where nothing is gathered per block."""
+        """Of one stage; without weights where nothing is gathered per block."""
         if not layout.gathers_by_layer:
-            zeros = [0.0] * len(blocks)
-            return cls(zeros, zeros, zeros)
+            late = gradient_buffers(layout) - buffers_at_rest(layout)  # the head's gradients are the first
+            passing = [late * all(name != "head/logits" for name, _ in b.saved) for b in blocks]
+            return cls([0.0] * len(blocks), passing, passing)
         state, data = layout.state_bytes, layout.framework.data
         ahead = data.fsdp_prefetch_groups
         held = [b.gathered_parameters for b in blocks]

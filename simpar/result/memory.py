@@ -21,9 +21,9 @@ from simpar.result.allocations import Known, Replays, passes_of
 from simpar.result.gathers import (
     Gathers,
     beside_update,
+    buffers_at_rest,
     frozen_parameters,
     fsdp_buffers,
-    gradient_buffers,
     held_inputs,
     rests_unsharded,
     root_weights,
@@ -132,7 +132,7 @@ def static_state(layout: Layout, stages: list[int]) -> tuple[tuple[str, float], 
         frozen = frozen_parameters(layout, stages)
         parameters = 0.0 if layout.plan.offload.parameters else frozen + sum(own.parameters for own in both)
         optimizer = 0.0 if layout.states_away else sum(own.optimizer for own in both) + more
-        buckets = sum(parts) * state.bucket + gradient_buffers(layout)
+        buckets = sum(parts) * state.bucket + buffers_at_rest(layout)
         more_beside = (("communication_buffers", buckets), *beside) if buckets else beside
         gradients = 0.0 if layout.gradients_away else sum(own.gradients for own in both)
         return (("parameters", parameters), ("gradients", gradients), ("optimizer", optimizer), *more_beside)
@@ -144,7 +144,7 @@ def static_state(layout: Layout, stages: list[int]) -> tuple[tuple[str, float], 
         ("gradients", 0.0 if layout.gradients_away else a.gradients + b.gradients),
         ("optimizer", left if offloaded else a.optimizer + b.optimizer + more),
     ]
-    buckets = (dense + experts) * state.bucket + gradient_buffers(layout)
+    buckets = (dense + experts) * state.bucket + buffers_at_rest(layout)
     found += [("communication_buffers", receive_buffers(layout, stages) + buckets)]
     found += [("fsdp_buffers", fsdp_buffers(layout, dense + experts * layout.plan.shard_experts, stages))]
     found += [("weight_gradients", sum(placeholders(layout, stages).values()))]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from simpar.parallel.layout import Layout
 from simpar.program.program import FloatArray, IntArray
 from simpar.program.waits import one_queue, reductions_block
-from simpar.result.gathers import gradient_buffers, whole_embedding_gradient
+from simpar.result.gathers import buffers_at_rest, whole_embedding_gradient
 from simpar.searching.blocks import BlockTable, Composition
 from simpar.searching.choice import Group, Pipeline, State, Variant
 from simpar.searching.pricing import Pricing
@@ -325,8 +325,8 @@ class Shardings:
 
     @cached_property
     def _gradient_buffers(self) -> FloatArray:
-        """Bytes of buffers that hold gradients until they are reduced."""
-        return np.array([gradient_buffers(self.pricing.state_layout(self.group, self.variant, s).layout) for s in self.states])
+        """Bytes of buffers for gradients that are there throughout."""
+        return np.array([buffers_at_rest(self.pricing.state_layout(self.group, self.variant, s).layout) for s in self.states])
 
     @cached_property
     def _deferred(self) -> FloatArray:

@@ -63,6 +63,7 @@ DEEPSPEED: Final = (
         {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn")), "rocm_attention": ""},
         "torch 2.8 SDPA, the default of transformers' models",
     ),
+    Row((2025, 12), {"gradient_buffers_late": True}, "DeepSpeed PR 7665: process_gradients, a hook of each weight, sets them up"),
     Row(
         (2026, 3),
         {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn9.19"))},

@@ -282,6 +282,7 @@ class DataParallel(Policy):
             of everything.
         gradient_buffers: ZeRO stages whose gradients are copied into a buffer of a bucket's elements and reduced in another copy: a
             second buffer where stage 1 or 2 reduces beside the backward, both gone before the update; that of stage 3 rests.
+        gradient_buffers_late: those of stages 1 and 2 are made for the first gradient of a backward, not before it.
         bucket_bytes: torch-style cap in bytes instead; 0 = the element rule.
         buckets_on_first_pipeline_rank_only: other pipeline ranks and later chunks use a single bucket (Megatron).
         ddp: which ranks torch's DistributedDataParallel wraps where nothing is sharded: none (""), "several", or one alone too
@@ -319,6 +320,7 @@ class DataParallel(Policy):
     bucket_elements_min: float = 40e6
     bucket_elements_per_rank: float = 1e6
     gradient_buffers: tuple[int, ...] = ()
+    gradient_buffers_late: bool = False
     bucket_bytes: float = 0.0
     buckets_on_first_pipeline_rank_only: bool = True
     ddp: Literal["", "several", "always"] = ""
