@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_training_states import WEIGHTS, allocated, resting, small
+from test_training_states import HIDDEN, LAYERS, TOKENS, WEIGHTS, allocated, resting, small
 
 from simpar.errors import InputError
 from simpar.parallel.keys import Gather, Reduce
 from simpar.parallel.traffic import state_collectives, stays_gathered
+from simpar.result.gathers import fsdp_buffers
 from simpar.specs.scenario import make_scenario
 from simpar.step import prepare, simulate
 
@@ -162,3 +163,15 @@ def test_models_of_transformers_have_no_modules_for_further_tokens(name: str, mo
         "cluster": {"hardware": "dgx-h100", "num_nodes": 1}, "training": {"sequence_length": 1024, "global_batch_size": 8},
     }  # fmt: skip
     assert len(prepare(make_scenario(job)).layout.network.mtp) == modules
+
+
+@pytest.mark.parametrize(("recompute", "casts"), [("none", 2.0), ("full", 0.0)])
+def test_fsdp_under_autocast_alone_moves_fp32_and_keeps_casts(recompute: str, casts: float) -> None:
+    """FSDP without MixedPrecision: flat parameters are gathered as they are; what autocast made of them waits for the backward."""
+    plan = {"zero_stage": 3, "recompute": recompute}
+    layouts = [prepare(small(name, 4, RECENT, plan, global_batch_size=4)).layout for name in ("torch-fsdp-autocast", "torch-fsdp")]
+    assert [(layout.state_bytes.gather, layout.state_bytes.reduce) for layout in layouts] == [(4.0, 4.0), (2.0, 2.0)]
+    assert [layout.kernels.autocast for layout in layouts] == ["own", ""]
+    assert [fsdp_buffers(layout, WEIGHTS, [0]) for layout in layouts] == [casts * WEIGHTS, 0.0]
+    alone, own = (allocated(small(name, 4, RECENT, plan, global_batch_size=4)) for name in ("torch-fsdp-autocast", "torch-fsdp"))
+    assert alone - own > casts * WEIGHTS + 2.0 * TOKENS * HIDDEN * LAYERS  # the stream is of fp32

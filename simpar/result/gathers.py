@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Final
 
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.layout import Layout
 from simpar.parallel.optimizers import more_moments
 from simpar.parallel.traffic import stays_gathered
 from simpar.result.stage_ends import STAGE_INPUT
+
+CAST_BYTES: Final = 2.0
+"""A weight that autocast has cast."""
 
 
 def fully_sharded(layout: Layout) -> bool:
@@ -33,7 +37,8 @@ def fsdp_buffers(layout: Layout, held: float, stages: Sequence[int]) -> float:
     if layout.defers_reduction:
         return held * layout.state_bytes.reduce
     if not fully_sharded(layout) or layout.plan.pp == 1:
-        return 0.0
+        casts = bool(layout.kernels.autocast) and fully_sharded(layout) and layout.recompute.granularity == "none"
+        return CAST_BYTES * held * casts
     resting = held * (layout.state_bytes.gather + layout.state_bytes.reduce)
     return resting + (whole_embedding_gradient(layout) if layout.embedding_stage in stages else 0.0)
 
@@ -85,7 +90,8 @@ def beside_update(layout: Layout, update: float, trained: float) -> float:
     rest = buffers_at_rest(layout)
     gone = rest if layout.plan.zero_stage < 3 else 0.0
     if layout.kernels.autocast:
-        gone += layout.state_bytes.parameter * trained  # casts, which the backward was the last to read
+        # Casts, which the backward was the last to read.
+        gone += fsdp_buffers(layout, trained, ()) if fully_sharded(layout) else layout.state_bytes.parameter * trained
     copied = min(bucket_elements(layout), trained) * layout.plain_options.kernels.element
     return max(update - gone, gradient_buffers(layout) - rest + copied)
 
@@ -151,7 +157,8 @@ class Gathers:
         held = [b.gathered_parameters for b in blocks]
         trained = [sum(layout.trained(b)[: 2 if layout.plan.shard_experts else 1]) for b in blocks]
         # Gradients are as wide as what is computed with.
-        own = [b.options.kernels.element * p for b, p in zip(blocks, trained, strict=True)]
+        width = state.reduce if data.fsdp_fp32 else blocks[0].options.kernels.element
+        own = [width * p for p in trained]
         if at_loss := any(name == "head/logits" for name, _ in blocks[-1].saved):
             own[-1] = head_gradient_bytes(layout) * trained[-1]
         whole = root_weights(layout, blocks)

@@ -331,6 +331,7 @@ class DesignBounds:
         m = self.space.template.training.global_batch_size // (choice.micro_batch_size * group.dp)
         passing = m == 1 and group.pp == 1 and not self.pricing.framework.optimizer.persist(state.zero_stage)
         data = self.pricing.framework.data
+        passing |= data.fsdp_fp32 and state.zero_stage == 3
         passing |= group.pp == 1 and data.gradient_buffers_late and state.zero_stage in data.gradient_buffers[:-1]
         if choice.offload.activations or passing:
             return None

@@ -300,6 +300,8 @@ class DataParallel(Policy):
             a piece for each data-parallel rank.
         fsdp_prefetch_groups: layers gathered ahead (implicit forward, explicit backward prefetch).
         fsdp_reduce_dtype: dtype of the gradient reduce-scatter.
+        fsdp_fp32: fully sharded weights are gathered in fp32, and cast where autocast uses them (FSDP without MixedPrecision);
+            autograd keeps the casts unless layers are recomputed.
         fsdp_gather_copy_bytes: HBM bytes per gathered weight of taking it out of its group's buffer, on the compute stream.
         fsdp_reduce_copy_bytes: the same per gradient of putting it into the buffer that is reduced.
         fsdp_reduce_input_stays: the input of a group's reduction belongs to the compute stream and is held until the next group
@@ -333,6 +335,7 @@ class DataParallel(Policy):
     gather_buffer_bytes: float = 0.0
     fsdp_prefetch_groups: int = 1
     fsdp_reduce_dtype: GradientDtype = "fp32"
+    fsdp_fp32: bool = False
     fsdp_gather_copy_bytes: float = 0.0
     fsdp_reduce_copy_bytes: float = 0.0
     fsdp_reduce_input_stays: bool = False
