@@ -9,6 +9,7 @@ import pytest
 from test_training_states import HIDDEN, LAYERS, TOKENS, WEIGHTS, allocated, resting, small
 
 from simpar.errors import InputError
+from simpar.evidence.row_framework import framework_of
 from simpar.parallel.keys import Gather, Reduce
 from simpar.parallel.traffic import state_collectives, stays_gathered
 from simpar.result.gathers import fsdp_buffers
@@ -175,3 +176,19 @@ def test_fsdp_under_autocast_alone_moves_fp32_and_keeps_casts(recompute: str, ca
     assert [fsdp_buffers(layout, WEIGHTS, [0]) for layout in layouts] == [casts * WEIGHTS, 0.0]
     alone, own = (allocated(small(name, 4, RECENT, plan, global_batch_size=4)) for name in ("torch-fsdp-autocast", "torch-fsdp"))
     assert alone - own > casts * WEIGHTS + 2.0 * TOKENS * HIDDEN * LAYERS  # the stream is of fp32
+
+
+def test_buffers_come_with_the_first_gradient_since_december_2025() -> None:
+    """PR 7665: a weight's hook sets them up, so that they are not beside the logits; before, backward_prologue did."""
+    plan = {"zero_stage": 2, "reduce_bucket_size": 10**7, "overlap_grad_reduce": False, "recompute": "none"}
+    before, since = (small("deepspeed", 4, version, plan, global_batch_size=8) for version in (RECENT, "2025-12"))
+    assert [resting(scenario).get("communication_buffers", 0.0) for scenario in (before, since)] == [2e7, 0.0]
+    assert allocated(before) - allocated(since) == pytest.approx(2e7)
+
+
+@pytest.mark.parametrize(
+    ("precision", "name"),
+    [("bf16 (AMP)", "torch-fsdp-autocast"), ("bf16 (MixedPrecision), autocast", "torch-fsdp"), ("bf16", "torch-fsdp")],
+)
+def test_rows_of_fsdp_under_autocast_alone(precision: str, name: str) -> None:
+    assert framework_of({"framework": "ATorch FSDP", "precision": precision, "zero_stage": 3})[0] == name
