@@ -64,12 +64,13 @@ def test_gradients_are_copied_into_buffers_of_a_bucket() -> None:
         small("torchtitan", 4, RECENT, {"zero_stage": 3, "reduce_bucket_size": 10**6}, global_batch_size=4)
 
 
-def test_buffers_of_stages_1_and_2_are_gone_before_the_update() -> None:
+@pytest.mark.parametrize("version", [RECENT, "2025-12"])
+def test_buffers_of_stages_1_and_2_are_gone_before_the_update(version: str) -> None:
     """_release_ipg_buffers; what the last bucket is reduced in (allreduce_bucket flattens it) is there beside them."""
     peaks = {}
     for size in (10**6, 10**9):
         plan = {"zero_stage": 2, "reduce_bucket_size": size, "overlap_grad_reduce": False}
-        scenario = small("deepspeed", 2, RECENT, plan, sequence_length=64, global_batch_size=2)
+        scenario = small("deepspeed", 2, version, plan, sequence_length=64, global_batch_size=2)
         (first, *_) = simulate(scenario).memory
         peaks[size] = first.allocated_bytes - sum(amount for name, amount in first.static if name != "communication_buffers")
     # Gradients of a rank's part, its fp32 copies of them; without the buffer, which would come on top.
