@@ -6,10 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_training_states import WEIGHTS, allocated, resting, small
+from test_training_states import HIDDEN, LAYERS, TOKENS, WEIGHTS, allocated, resting, small
 
+from simpar.errors import InputError
+from simpar.evidence.row_framework import framework_of
 from simpar.parallel.keys import Gather, Reduce
 from simpar.parallel.traffic import state_collectives, stays_gathered
+from simpar.result.gathers import fsdp_buffers
 from simpar.specs.scenario import make_scenario
 from simpar.step import prepare, simulate
 
@@ -40,6 +43,39 @@ def test_gradients_are_as_wide_as_what_is_trained_but_in_pipelines() -> None:
 def test_whole_gradients_are_all_reduced(stage: int, kind: str) -> None:
     layout = prepare(zero(stage)).layout
     assert [call.name for call in state_collectives(layout, Reduce(0, 0, 1))] == [kind]
+
+
+def _buffers(stage: int, version: str = RECENT, **plan: Any) -> float:
+    return resting(small("deepspeed", 4, version, {"zero_stage": stage, **plan}, global_batch_size=4)).get(
+        "communication_buffers", 0.0
+    )
+
+
+def test_gradients_are_copied_into_buffers_of_a_bucket() -> None:
+    """stage_1_and_2.py setup_buckets: reduce_bucket_size elements as wide as the weights, two with overlap_comm; stage3.py: one."""
+    each = 2.0 * 5e8
+    one = {"overlap_grad_reduce": False}
+    assert [_buffers(stage) for stage in (0, 1, 2, 3)] == [0.0, 2 * each, 2 * each, each]
+    assert [_buffers(stage, **one) for stage in (1, 2, 3)] == [each, each, each]
+    assert [_buffers(stage, "2023-10", **one) for stage in (1, 2, 3)] == [0.0, each, each]  # stage 1 since PR 4887
+    assert _buffers(1, pp=2) == 0.0  # bf16_optimizer.py has none
+    assert [_buffers(stage, reduce_bucket_size=10**6) for stage in (2, 3)] == [4e6, 2e6]
+    with pytest.raises(InputError, match=r"plan\.reduce_bucket_size"):
+        small("torchtitan", 4, RECENT, {"zero_stage": 3, "reduce_bucket_size": 10**6}, global_batch_size=4)
+
+
+@pytest.mark.parametrize("version", [RECENT, "2025-12"])
+def test_buffers_of_stages_1_and_2_are_gone_before_the_update(version: str) -> None:
+    """_release_ipg_buffers; what the last bucket is reduced in (allreduce_bucket flattens it) is there beside them."""
+    peaks = {}
+    for size in (10**6, 10**9):
+        plan = {"zero_stage": 2, "reduce_bucket_size": size, "overlap_grad_reduce": False}
+        scenario = small("deepspeed", 2, version, plan, sequence_length=64, global_batch_size=2)
+        (first, *_) = simulate(scenario).memory
+        peaks[size] = first.allocated_bytes - sum(amount for name, amount in first.static if name != "communication_buffers")
+    # Gradients of a rank's part, its fp32 copies of them; without the buffer, which would come on top.
+    assert peaks[10**6] == pytest.approx((2.0 + 4.0) * WEIGHTS / 2, rel=0.01)
+    assert peaks[10**9] == pytest.approx(2.0 * 10**9 + 2.0 * WEIGHTS + 2.0 * WEIGHTS / 2, rel=0.01)
 
 
 def _gathers(model: str) -> tuple[list[bool], list[int]]:
@@ -106,3 +142,54 @@ def test_the_update_shows_in_the_peak_where_nothing_else_does() -> None:
     (first, *_) = simulate(scenario).memory
     rest = sum(amount for _, amount in first.static)
     assert first.allocated_bytes - rest >= 4.0 * WEIGHTS / 2
+
+
+def test_reduced_gradients_of_fp32_shards_are_fp32() -> None:
+    """torch FSDP casts what it reduced to the dtype of the shards (FSDP1 _cast_grad_to_param_dtype, FSDP2 orig_dtype)."""
+    assert prepare(small("torch-fsdp", 4, RECENT, {"zero_stage": 3}, global_batch_size=4)).layout.state_bytes.gradient == 4.0
+
+
+def test_casts_of_autocast_are_gone_before_the_update() -> None:
+    """A list-of-operations AdamW: weights, gradients, two moments and one tensor in between, all of fp32, and DDP's buckets."""
+    plan = {"zero_stage": 0, "recompute": "full"}
+    training = {"sequence_length": 64, "global_batch_size": 2, "optimizer": "adamw-foreach"}
+    (first, *_) = simulate(small("torch-autocast", 2, RECENT, plan, **training)).memory
+    work = dict(first.static)["workspaces"]
+    assert first.allocated_bytes - work == pytest.approx((4.0 + 4.0 + 8.0 + 4.0 + 4.0) * WEIGHTS, rel=0.01)
+
+
+@pytest.mark.parametrize(("name", "modules"), [("trl", 0), ("deepspeed", 0), ("megatron-core", 1)])
+def test_models_of_transformers_have_no_modules_for_further_tokens(name: str, modules: int) -> None:
+    job = {
+        "model": "qwen3.5-9b", "framework": name, "framework_version": RECENT,
+        "cluster": {"hardware": "dgx-h100", "num_nodes": 1}, "training": {"sequence_length": 1024, "global_batch_size": 8},
+    }  # fmt: skip
+    assert len(prepare(make_scenario(job)).layout.network.mtp) == modules
+
+
+@pytest.mark.parametrize(("recompute", "casts"), [("none", 2.0), ("full", 0.0)])
+def test_fsdp_under_autocast_alone_moves_fp32_and_keeps_casts(recompute: str, casts: float) -> None:
+    """FSDP without MixedPrecision: flat parameters are gathered as they are; what autocast made of them waits for the backward."""
+    plan = {"zero_stage": 3, "recompute": recompute}
+    layouts = [prepare(small(name, 4, RECENT, plan, global_batch_size=4)).layout for name in ("torch-fsdp-autocast", "torch-fsdp")]
+    assert [(layout.state_bytes.gather, layout.state_bytes.reduce) for layout in layouts] == [(4.0, 4.0), (2.0, 2.0)]
+    assert [layout.kernels.autocast for layout in layouts] == ["own", ""]
+    assert [fsdp_buffers(layout, WEIGHTS, [0]) for layout in layouts] == [casts * WEIGHTS, 0.0]
+    alone, own = (allocated(small(name, 4, RECENT, plan, global_batch_size=4)) for name in ("torch-fsdp-autocast", "torch-fsdp"))
+    assert alone - own > casts * WEIGHTS + 2.0 * TOKENS * HIDDEN * LAYERS  # the stream is of fp32
+
+
+def test_buffers_come_with_the_first_gradient_since_december_2025() -> None:
+    """PR 7665: a weight's hook sets them up, so that they are not beside the logits; before, backward_prologue did."""
+    plan = {"zero_stage": 2, "reduce_bucket_size": 10**7, "overlap_grad_reduce": False, "recompute": "none"}
+    before, since = (small("deepspeed", 4, version, plan, global_batch_size=8) for version in (RECENT, "2025-12"))
+    assert [resting(scenario).get("communication_buffers", 0.0) for scenario in (before, since)] == [2e7, 0.0]
+    assert allocated(before) - allocated(since) == pytest.approx(2e7)
+
+
+@pytest.mark.parametrize(
+    ("precision", "name"),
+    [("bf16 (AMP)", "torch-fsdp-autocast"), ("bf16 (MixedPrecision), autocast", "torch-fsdp"), ("bf16", "torch-fsdp")],
+)
+def test_rows_of_fsdp_under_autocast_alone(precision: str, name: str) -> None:
+    assert framework_of({"framework": "ATorch FSDP", "precision": precision, "zero_stage": 3})[0] == name

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from simpar.errors import InputError
-from simpar.interop import deepspeed
+from simpar.interop import deepspeed, deepspeed_import
 from simpar.interop.deepspeed import configuration, export, notes
 from simpar.interop.meaning import meaning
 from simpar.specs.scenario import Scenario, make_scenario, read_scenario
@@ -102,7 +102,7 @@ SAID = frozenset({
     "training.attention_kernel",
     "plan.tp", "plan.sequence_parallel", "plan.cp", "plan.cp_style", "plan.pp", "plan.ep", "plan.etp", "plan.dp",
     "plan.zero_stage", "plan.shard_size", "plan.shard_experts", "plan.schedule", "plan.recompute", "plan.offload",
-    "plan.overlap_grad_reduce",
+    "plan.overlap_grad_reduce", "plan.reduce_bucket_size",
     "plan.placement", "training.global_batch_size", "training.micro_batch_size", "training.precision", "training.optimizer",
     "training.gradient_dtype", "training.sequence_length", "training.dropout", "training.compile", "training.routing",
     "training.pure_bf16", "plan.encoder_stages", "training.images", "training.audio", "training.reference_model",
@@ -131,3 +131,12 @@ def test_memory_options_that_deepspeed_has_are_said_and_others_refused() -> None
     assert found["bf16"] == {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
     library = make_scenario({**table, "training": {**table["training"], "fused_kernels": True}})  # type: ignore[dict-item]
     assert [v.field for v in deepspeed.violations(library)] == ["training.fused_kernels"]
+
+
+@pytest.mark.parametrize(("stated", "elements"), [(5e8, None), (2e8, 200_000_000), ("auto", 4096**2)])
+def test_sizes_of_gradient_buckets_come_back(stated: object, elements: int | None) -> None:
+    """The Trainer puts the square of the hidden size where a configuration says auto."""
+    table = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True},
+             "zero_optimization": {"stage": 3, "reduce_bucket_size": stated}}  # fmt: skip
+    found = deepspeed_import.load(json.dumps(table), model="llama3.1-8b", sequence_length=1024, hardware="dgx-h100", num_nodes=1)
+    assert found.scenario.plan.reduce_bucket_size == elements

@@ -891,6 +891,7 @@ def test_a_run_without_adapters_trains_all_weights(changes: dict[str, Any]) -> N
         ("lora rank 8 with dropout 0.05", "bf16", 0.05, None),
         ("lora rank 8, lora_dropout 0.1", "bf16 (pure)", 0.1, None),
         ("lora rank 8", "bf16 (pure, no autocast)", 0.0, True),
+        ("lora rank 8", "bf16 weights, no autocast", 0.0, True),
     ],
 )
 def test_adapters_compute_as_a_run_says(task: str, precision: str, dropout: float, pure: bool | None) -> None:

@@ -194,9 +194,11 @@ def framework_of(row: Row) -> tuple[str, list[str]]:
     narrow = re.search("fp8|fp4", precision) and re.search(_ENGINE, f"{stated} {precision}", re.IGNORECASE)
     if narrow and row.get("zero_stage") != 3 and name in _DRIVERS:
         return "torch-te", [f"framework {stated!r}: as torch-te, TransformerEngine's layers in plain torch"]
+    cast = bool(re.search(r"autocast|\bamp\b", precision, re.IGNORECASE))
+    if name in _UNDER_AUTOCAST and cast and "MixedPrecision" not in precision:
+        return _UNDER_AUTOCAST[name], [*notes, "autocast alone: weights are gathered, gradients reduced in fp32"]
     if name is None:
         # One that names no precision may hold its weights in 16 bits.
-        cast = bool(re.search(r"autocast|\bamp\b", precision, re.IGNORECASE))
         name, what = ("torch-autocast", "plain torch under autocast") if cast else ("plain", "plain torch")
         return name, [f"framework {stated!r} unknown: {what}" if stated else f"framework not stated: {what}"]
     return name, notes
@@ -207,6 +209,8 @@ _PIPELINED: Final = r"pipelined? (?:collectives|all-?gathers?|reduce-?scatters?)
 _NOT_PIPELINED: Final = re.compile(
     rf"\b(?:no|without|un-?)\W?{_PIPELINED}|{_PIPELINED}{OFF}|\bxla's (?:own )?defaults?\b", re.IGNORECASE
 )
+_UNDER_AUTOCAST: Final = {"torch-fsdp": "torch-fsdp-autocast"}
+"""Framework that has a mixed precision of its own -> its rows without it."""
 _UNPIPELINED: Final = {"maxtext": "maxtext-unpipelined"}
 """Framework whose recipes set these flags -> its rows without them."""
 

@@ -179,6 +179,8 @@ def _sharding(row: Row, framework: FrameworkSpec, domain: int, notes: list[str])
     if stage == 2 and re.search(r"shard_grad_op", fsdp, re.IGNORECASE):
         stage = 3  # named after ZeRO-2, but weights rest in shards too and are gathered for the first forward (torch FSDP)
     table: dict[str, Any] = {"zero_stage": int(stage)}
+    if row.get("reduce_bucket_size") and stage in framework.data.gradient_buffers:
+        table["reduce_bucket_size"] = int(row["reduce_bucket_size"])
     if fsdp == "" or re.search(r"not reshard|shard_grad_op|reshard_after_forward\W+(never|false|off|no)\b", fsdp, re.IGNORECASE):
         table["reshard_after_forward"] = fsdp == ""
     group = (row.get("extra") or {}).get("zero1_group")
@@ -275,8 +277,10 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
         table["gradient_dtype"] = dtype[0]
     if adapted(row):
         # 16-bit weights that are frozen say nothing of the adapters; whether these are multiplied under autocast may stand there.
-        if not re.search(r"no autocast|without autocast", f"{row.get('precision')} {row.get('notes')}", re.IGNORECASE):
-            table.pop("pure_bf16", None)
+        table.pop("pure_bf16", None)
+        denied = re.search(r"no autocast|without autocast", f"{row.get('precision')} {row.get('notes')}", re.IGNORECASE)
+        if denied and precision == "bf16" and framework.optimizer.autocast:
+            table["pure_bf16"] = True
         table |= adapters_of(row, framework)
     return table, notes
 

@@ -22,6 +22,7 @@ COUNTS: Final = frozenset((
     "layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab", "seq_len", "moe_experts", "moe_topk", "moe_ffn",
     "moe_shared_ffn", "moe_dense_layers", "dense_ffn", "mtp_layers", "n_gpus", "gpus_per_node", "tp", "pp", "vpp", "cp", "ep",
     "domain_size", "etp", "dp", "zero_stage", "micro_batch", "global_batch", "grad_accum", "hsdp_replicas",
+    "reduce_bucket_size",
 ))  # fmt: skip
 """Whole numbers of at least 0."""
 SAMPLES: Final = frozenset(("document_tokens",))

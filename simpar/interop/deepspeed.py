@@ -159,7 +159,7 @@ def _zero(scenario: Scenario) -> dict[str, Any]:
     found: dict[str, Any] = {"stage": plan.zero_stage, "contiguous_gradients": True}
     found["overlap_comm"] = bool(means["plan.overlap_grad_reduce"])
     if plan.zero_stage:
-        bucket = int(semantics(scenario).data.bucket_elements_min) or 500_000_000
+        bucket = plan.reduce_bucket_size or int(semantics(scenario).data.bucket_elements_min) or 500_000_000
         found |= {"reduce_scatter": True, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
     if plan.zero_stage == 3:
         # Gathered parameters stay while fewer than so many are alive and their next use is nearer than so many away.

@@ -8,6 +8,7 @@ from simpar.boundary import parse_json, reader
 from simpar.errors import InputError, Violation
 from simpar.interop.carried import Imported, Outside, Reading, settled
 from simpar.interop.resolved import model_named, nested, whole
+from simpar.specs.models_io import load_model
 
 _OPTIMIZERS: Final = {
     "adamw": "adamw", "adam": "adamw", "sgd": "sgd-momentum", "lion": "lion", "muon": "muon", "onebitadam": "adamw",
@@ -22,7 +23,7 @@ _NEEDED: Final = (
     "fp16.enabled",
 )
 _TAKEN: Final[dict[str, Any]] = {
-    "zero_optimization.reduce_bucket_size": 5e8, "zero_optimization.allgather_bucket_size": 5e8,
+    "zero_optimization.allgather_bucket_size": 5e8,
     "zero_optimization.stage3_prefetch_bucket_size": 5e7, "zero_optimization.stage3_max_live_parameters": 1e9,
     "zero_optimization.stage3_param_persistence_threshold": 1e5, "zero_optimization.zero_hpz_partition_size": 1,
     "compression_training": {}, "sparse_attention": {}, "progressive_layer_drop.enabled": False,
@@ -32,13 +33,14 @@ _TAKEN: Final[dict[str, Any]] = {
 taken for them; those that transformers fills in ("auto") too."""
 
 
-def not_read(table: dict[str, Any]) -> list[str]:
-    """What of a configuration may change the step and has no field in a scenario."""
-    found = {name: nested(table, name, usual) for name, usual in _TAKEN.items()}
+def not_read(table: dict[str, Any], more: dict[str, Any] | None = None) -> list[str]:
+    """What of a configuration may change the step and has no field in a scenario; `more`: settings beside the usual ones."""
+    taken = _TAKEN | (more or {})
+    found = {name: nested(table, name, usual) for name, usual in taken.items()}
     return [
-        f"{name} = {value}: not in the scenario, taken as {_TAKEN[name]}"
+        f"{name} = {value}: not in the scenario, taken as {taken[name]}"
         for name, value in found.items()
-        if value not in (_TAKEN[name], "auto", None)
+        if value not in (taken[name], "auto", None)
     ]
 
 
@@ -92,6 +94,8 @@ def layout(table: dict[str, Any], file: str = "") -> dict[str, Any]:
         plan["cp_style"] = "ulysses"
     overlap = zero.get("overlap_comm")
     plan["overlap_grad_reduce"] = stage == 3 if overlap in (None, "auto") else bool(overlap)
+    if (bucket := zero.get("reduce_bucket_size")) not in (None, "auto", 5e8):
+        plan["reduce_bucket_size"] = whole(bucket, "zero_optimization.reduce_bucket_size", file)
     if (size := zero.get("mics_shard_size", -1)) > 0:
         plan["shard_size"] = size
     offload: dict[str, Any] = {ours: True for ours, theirs in (("optimizer", "offload_optimizer"), ("parameters", "offload_param"))
@@ -112,6 +116,10 @@ def _reading(table: dict[str, Any], file: str, model: str, length: int) -> Readi
             reading.wrong.append(Violation(f"zero_optimization.{name}", True, "is not simulated", "false", file))
     reading.warnings += not_read(table)
     bf16, fp16 = nested(table, "bf16.enabled", default=False), nested(table, "fp16.enabled", default=False)
+    named = reading.table["model"]
+    width = named.get("hidden_size") if isinstance(named, dict) else getattr(load_model(named), "hidden_size", None)
+    if zero.get("reduce_bucket_size") == "auto" and width:
+        plan["reduce_bucket_size"] = int(width) ** 2  # transformers integrations/deepspeed.py trainer_config_finalize
     name = str(nested(table, "optimizer.type", "AdamW")).lower()
     if name not in _OPTIMIZERS:
         reading.warnings.append(f"optimizer.type = {name!r}: taken as AdamW")

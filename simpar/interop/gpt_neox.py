@@ -99,7 +99,7 @@ def _beside_flags(reading: Reading, t: dict[str, Any]) -> None:
         # deepspeed/runtime/engine.py, get_data_types: gradients of the model's dtype unless nothing is sharded.
         narrow = nested(t, "data_types.grad_accum_dtype", "fp32" if not zero.get("stage") else "bf16")
         training["gradient_dtype"] = "fp32" if narrow == "fp32" else "bf16"
-    reading.warnings += not_read(t)
+    reading.warnings += not_read(t, {"zero_optimization.reduce_bucket_size": 5e8})
     if "train_micro_batch_size_per_gpu" not in t:
         _split_batch(reading, whole(t.get("gradient_accumulation_steps") or 1, "gradient_accumulation_steps", ""))
 

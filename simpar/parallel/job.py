@@ -134,11 +134,11 @@ class Job:
 
     @property
     def _autocast(self) -> bool:
-        """Whether unsharded weights of fp32 are trained, or stand beside adapters, under autocast."""
+        """Whether weights that are of fp32 where they are used are trained, or stand beside adapters, under autocast."""
         training, own = self.training, self.framework.optimizer
         wide = training.trainable == "all" or training.base_weights == "fp32"
         under = own.autocast and training.precision in ("bf16", "fp16")
-        return under and wide and self.plan.zero_stage == 0 and not self.pure_bf16
+        return under and wide and (self.plan.zero_stage == 0 or self._gather_bytes > 2.0) and not self.pure_bf16
 
     @property
     def _fp32_adapters(self) -> bool:
@@ -310,7 +310,8 @@ class Job:
         if self.plan.zero_stage == 3 and not full:
             reduce_dtype = training.gradient_dtype or spec.data.fsdp_reduce_dtype
             # Shards of fp32 weights have fp32 gradients, whatever they were reduced in.
-            gradient = 4.0 if reduce_dtype == "fp32" or spec.optimizer.sharded_weights_fp32 else 2.0
+            wide = reduce_dtype == "fp32" or spec.optimizer.sharded_weights_fp32 or spec.optimizer.gradients_like_shards
+            gradient = 4.0 if wide else 2.0
         parameter = self._working_bytes
         if self.pure_bf16:
             # Autograd's gradients and torch's moments are in the weight's dtype. FSDP reduces in its own (MixedPrecisionPolicy's
@@ -351,7 +352,7 @@ class Job:
     @property
     def _gather_bytes(self) -> float:
         """Bytes per weight on the wire where weights are gathered."""
-        if self._full_precision:
+        if self._full_precision or (self.plan.zero_stage == 3 and self.framework.data.fsdp_fp32):
             return 4.0
         # torchao gathers one scale per tensor in 8 bits, scales per row and MX in 16 (enable_fsdp_float8_all_gather; nvfp4.md).
         wide = {"fp8-rowwise", "mxfp8", "nvfp4"} if self.framework.kernels.separate_casts else {"fp8-rowwise"}

@@ -151,18 +151,18 @@ class Layout(Job):
     @cached_property
     def network(self) -> Network:
         """The model as layer graphs of one micro-batch."""
-        model, training = self.scenario.model, self.training
+        model, training, own = self.scenario.model, self.training, self.framework.conventions
         if not isinstance(model, TokenModel):
             return simple_network(model, training.micro_batch_size, self.plan.tp)
-        tp = self.vocabulary_tp or self.plan.tp
-        vocab = padded_vocabulary(model.vocab_size, self.framework.conventions.vocabulary_multiple, tp)
+        vocab = padded_vocabulary(model.vocab_size, own.vocabulary_multiple, self.vocabulary_tp or self.plan.tp)
         inputs = tuple(
             EncoderInput(stack.name, given.per_sample * training.micro_batch_size, input_tokens(stack, given),
                          "all" if training.trainable == "lora" else given.frozen)
             for stack, given in encoders_of(self.scenario)
         )  # fmt: skip
-        shape = (training.micro_batch_size, training.sequence_length)
-        return token_network(model, *shape, vocab, inputs, training.document_lengths)
+        trained = model.model_copy(update={"num_nextn_predict_layers": 0}) if own.no_mtp else model
+        shape = (training.micro_batch_size, training.sequence_length, vocab)
+        return token_network(trained, *shape, inputs, training.document_lengths)
 
     @cached_property
     def boundary_bytes(self) -> tuple[float, ...]:
@@ -356,11 +356,11 @@ class Layout(Job):
     def buckets(self, stage: int, *, bucketed: bool) -> tuple[tuple[int, int], ...]:
         """Blocks of a stage as gradient buckets [first, last), last block first (the order of the backward)."""
         blocks = self.stage_blocks[stage]
-        size = self.framework.bucket_elements(self.data_ranks, self.state_bytes.bucket) if bucketed else float("inf")
+        size = self.plan.reduce_bucket_size or self.framework.bucket_elements(self.data_ranks, self.state_bytes.bucket)
         found, last, held = [], len(blocks), 0.0
         for first in range(len(blocks) - 1, -1, -1):
             held += blocks[first].dense_parameters + blocks[first].expert_parameters
-            if held >= size or first == 0:
+            if (bucketed and held >= size) or first == 0:
                 found.append((first, last))
                 last, held = first, 0.0
         return tuple(found)

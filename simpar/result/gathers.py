@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Final
 
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.layout import Layout
 from simpar.parallel.optimizers import more_moments
 from simpar.parallel.traffic import stays_gathered
 from simpar.result.stage_ends import STAGE_INPUT
+
+CAST_BYTES: Final = 2.0
+"""A weight that autocast has cast."""
 
 
 def fully_sharded(layout: Layout) -> bool:
@@ -33,7 +37,8 @@ def fsdp_buffers(layout: Layout, held: float, stages: Sequence[int]) -> float:
     if layout.defers_reduction:
         return held * layout.state_bytes.reduce
     if not fully_sharded(layout) or layout.plan.pp == 1:
-        return 0.0
+        casts = bool(layout.kernels.autocast) and fully_sharded(layout) and layout.recompute.granularity == "none"
+        return CAST_BYTES * held * casts
     resting = held * (layout.state_bytes.gather + layout.state_bytes.reduce)
     return resting + (whole_embedding_gradient(layout) if layout.embedding_stage in stages else 0.0)
 
@@ -53,6 +58,42 @@ def whole_embedding_gradient(layout: Layout) -> float:
     ):
         return 0.0
     return embedding.elements("embedding/word.weight") * (1.0 - 1.0 / tp) * layout.state_bytes.reduce
+
+
+def bucket_elements(layout: Layout) -> float:
+    """Gradients that are put into a buffer before they are reduced; 0 = there is none."""
+    data, plan = layout.framework.data, layout.plan
+    if plan.zero_stage not in data.gradient_buffers or plan.pp > 1 or layout.training.optimizer == "none":
+        return 0.0
+    return plan.reduce_bucket_size or data.bucket_elements_min
+
+
+def gradient_buffers(layout: Layout) -> float:
+    """Bytes of the buffers that hold gradients until they are reduced."""
+    twice = layout.plan.zero_stage < 3 and layout.overlap_grad_reduce
+    return bucket_elements(layout) * layout.plain_options.kernels.element * (2.0 if twice else 1.0)
+
+
+def buffers_at_rest(layout: Layout) -> float:
+    """Bytes of these that are there throughout a pass: those of stages 1 and 2 may come with the first gradient."""
+    late = layout.framework.data.gradient_buffers_late and layout.plan.zero_stage < 3
+    return 0.0 if late else gradient_buffers(layout)
+
+
+def beside_update(layout: Layout, update: float, trained: float) -> float:
+    """What exists beside what rests, buffers of gradients and casts included, from the end of the backward to that of the update.
+
+    Args:
+        update: bytes that the update takes.
+        trained: weights of the rank, of which the last bucket's gradients are copied once more.
+    """
+    rest = buffers_at_rest(layout)
+    gone = rest if layout.plan.zero_stage < 3 else 0.0
+    if layout.kernels.autocast:
+        # Casts, which the backward was the last to read.
+        gone += fsdp_buffers(layout, trained, ()) if fully_sharded(layout) else layout.state_bytes.parameter * trained
+    copied = min(bucket_elements(layout), trained) * layout.plain_options.kernels.element
+    return max(update - gone, gradient_buffers(layout) - rest + copied)
 
 
 def sharded_more_moments(layout: Layout, stages: Sequence[int]) -> float:
@@ -106,16 +147,18 @@ class Gathers:
 
     @classmethod
     def of(cls, layout: Layout, blocks: Sequence[LocalBlock]) -> Gathers:
-        """Of one stage; zeros where nothing is gathered per block."""
+        """Of one stage; without weights where nothing is gathered per block."""
         if not layout.gathers_by_layer:
-            zeros = [0.0] * len(blocks)
-            return cls(zeros, zeros, zeros)
+            late = gradient_buffers(layout) - buffers_at_rest(layout)  # the head's gradients are the first
+            passing = [late * all(name != "head/logits" for name, _ in b.saved) for b in blocks]
+            return cls([0.0] * len(blocks), passing, passing)
         state, data = layout.state_bytes, layout.framework.data
         ahead = data.fsdp_prefetch_groups
         held = [b.gathered_parameters for b in blocks]
         trained = [sum(layout.trained(b)[: 2 if layout.plan.shard_experts else 1]) for b in blocks]
         # Gradients are as wide as what is computed with.
-        own = [b.options.kernels.element * p for b, p in zip(blocks, trained, strict=True)]
+        width = state.reduce if data.fsdp_fp32 else blocks[0].options.kernels.element
+        own = [width * p for p in trained]
         if at_loss := any(name == "head/logits" for name, _ in blocks[-1].saved):
             own[-1] = head_gradient_bytes(layout) * trained[-1]
         whole = root_weights(layout, blocks)
@@ -129,16 +172,33 @@ class Gathers:
         forward = [root + state.gather * (resting[i] + sum(held[i : i + ahead + 1])) for i in range(len(held))]
         near = [max(i - ahead, 0) for i in range(len(held))]
         weights = [root + state.gather * (resting[n] + sum(held[n : i + 1])) for i, n in enumerate(near)]
-        behind = [state.reduce * p for p in (*trained[1:], 0.0)]
+        bucket = bucket_elements(layout)
+        copied = full_buckets(trained, bucket) if bucket else [*trained[1:], 0.0]
+        behind = [state.reduce * p for p in copied]
         # Gradients of the head wait for those of the embedding.
         waits = [waiting] * (len(blocks) - 1) + [0.0]
         begin = [w + b + g for w, b, g in zip(weights, behind, waits, strict=True)]
         if at_loss:
             # Nothing is prefetched before the loss is through.
             begin[-1] = root + state.gather * (resting[-2] + held[-1])
-        end = [w + g + max(b, state.reduce * p) for w, g, b, p in zip(weights, own, behind, trained, strict=True)]
+        beside = [0.0 if bucket else state.reduce * p for p in trained]
+        end = [w + g + max(b, p) for w, g, b, p in zip(weights, own, behind, beside, strict=True)]
         end = [e + g for e, g in zip(end, waits, strict=True)]
         return cls(forward, begin, end)
+
+
+def full_buckets(trained: Sequence[float], size: float) -> list[float]:
+    """Gradients that are copied out of their buffer while each block's backward puts its own there, the last block's first.
+
+    >>> full_buckets([1.0, 2.0, 2.0, 3.0], 4.0)
+    [0.0, 2.0, 3.0, 0.0]
+    """
+    found, held = [], 0.0
+    for own in reversed(trained):
+        full = held + own > size
+        found.append(min(held, size) if full else 0.0)
+        held = own if full else held + own
+    return found[::-1]
 
 
 def head_gradient_bytes(layout: Layout) -> float:

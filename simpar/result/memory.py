@@ -20,6 +20,8 @@ from simpar.program.program import FloatArray, IntArray, Program
 from simpar.result.allocations import Known, Replays, Reserving, passes_of
 from simpar.result.gathers import (
     Gathers,
+    beside_update,
+    buffers_at_rest,
     frozen_parameters,
     fsdp_buffers,
     held_inputs,
@@ -130,7 +132,7 @@ def static_state(layout: Layout, stages: list[int]) -> tuple[tuple[str, float], 
         frozen = frozen_parameters(layout, stages)
         parameters = 0.0 if layout.plan.offload.parameters else frozen + sum(own.parameters for own in both)
         optimizer = 0.0 if layout.states_away else sum(own.optimizer for own in both) + more
-        buckets = sum(parts) * state.bucket
+        buckets = sum(parts) * state.bucket + buffers_at_rest(layout)
         more_beside = (("communication_buffers", buckets), *beside) if buckets else beside
         gradients = 0.0 if layout.gradients_away else sum(own.gradients for own in both)
         return (("parameters", parameters), ("gradients", gradients), ("optimizer", optimizer), *more_beside)
@@ -142,7 +144,8 @@ def static_state(layout: Layout, stages: list[int]) -> tuple[tuple[str, float], 
         ("gradients", 0.0 if layout.gradients_away else a.gradients + b.gradients),
         ("optimizer", left if offloaded else a.optimizer + b.optimizer + more),
     ]
-    found += [("communication_buffers", receive_buffers(layout, stages) + (dense + experts) * state.bucket)]
+    buckets = (dense + experts) * state.bucket + buffers_at_rest(layout)
+    found += [("communication_buffers", receive_buffers(layout, stages) + buckets)]
     found += [("fsdp_buffers", fsdp_buffers(layout, dense + experts * layout.plan.shard_experts, stages))]
     found += [("weight_gradients", sum(placeholders(layout, stages).values()))]
     return (*found[:3], *(pair for pair in found[3:] if pair[1]), *beside)
@@ -327,6 +330,7 @@ def _events(layout: Layout, program: Program, held: dict[int, list[int]]) -> tup
             left = layout.num_microbatches * sum(sum(stages[stage].outputs) for stage in held[key.rank])
             events += [(True, _OUTPUTS, -left)] if left else []
             update = update_bytes(layout, dict(static_state(layout, held[key.rank])).get("optimizer", 0.0))
+            update = beside_update(layout, update, sum(layout.held_parameters(held[key.rank], trainable=True)))
             events += [(False, "optimizer", update), (True, "optimizer", -update)] if update else []
     counts = np.array([len(events) for events in per_key], dtype=np.int64)
     begins = np.concatenate([[0], np.cumsum(counts)])

@@ -21,6 +21,7 @@ from simpar.result.gathers import (
     frozen_parameters,
     fully_sharded,
     gathers_in_buffers,
+    gradient_buffers,
     head_gradient_bytes,
     held_inputs,
     rests_unsharded,
@@ -241,7 +242,8 @@ class Sharded:
         stays = self.layout.framework.data.fsdp_reduce_input_stays
         if stays:
             self._let_go()
-        self.reducing = trace.ask(held * state.reduce, "compute" if stays else "reduce_scatter")
+        copied = held * state.reduce * (not gradient_buffers(self.layout))
+        self.reducing = trace.ask(copied, "compute" if stays else "reduce_scatter")
         for tensor in own:
             trace.free(tensor)
         while index == 0 and self.held:
@@ -304,13 +306,11 @@ def _update(trace: Trace, moments: list[float]) -> None:
 def _states(trace: Trace, stages: list[int]) -> list[float]:
     """Ask for what is there before the first step; returns the sizes of the optimizer's moments."""
     layout = trace.layout
-    for size in workspaces(layout.framework, layout.hardware.gpu.architecture):
-        trace.ask(size)
     state, zero, plan = layout.state_bytes, layout.plan.zero_stage, layout.plan
-    weights: list[tuple[int, bool]] = []
-    for stage in stages:
-        for index in range(len(layout.stage_blocks[stage])):
-            weights += trace.lives(stage, index).weights
+    resting = gradient_buffers(layout) if zero == 3 else 0.0  # others are two where they overlap: no request depends on that
+    for size in (*workspaces(layout.framework, layout.hardware.gpu.architecture), resting):
+        trace.ask(size)
+    weights = [w for stage in stages for i in range(len(layout.stage_blocks[stage])) for w in trace.lives(stage, i).weights]
 
     def shards(expert: bool) -> int:
         return layout.expert_shard_ranks if expert else layout.shard_ranks

@@ -287,7 +287,8 @@ class Gathered:
     """Fully sharded weights that come and go with their blocks: bytes per weight gathered, per gradient, groups ahead.
 
     `adapters`: they alone have gradients. `head`: bytes of a gradient of the head before it is reduced. `stays`: from a block's
-    forward to its backward, at least where passes over fewer than `reuse` weights lie between.
+    forward to its backward, at least where passes over fewer than `reuse` weights lie between. `bucket`: gradients of a buffer
+    that they are put into before they are reduced; 0 = each block's are reduced alone.
     """
 
     gather: float
@@ -297,6 +298,7 @@ class Gathered:
     head: float = 2.0
     stays: bool = False
     reuse: float = 0.0
+    bucket: float = 0.0
 
 
 def serial_seconds(ops: Sequence[LocalOp], seconds: Sequence[float]) -> tuple[float, float]:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.program.program import FloatArray, IntArray
+from simpar.result.gathers import beside_update
 from simpar.searching import bounds
 from simpar.searching.blocks import BlockTable, Gathered
 from simpar.searching.choice import Choice, Offload, Pipeline, State
@@ -331,6 +332,9 @@ class DesignBounds:
         group, state = choice.group, choice.state
         m = self.space.template.training.global_batch_size // (choice.micro_batch_size * group.dp)
         passing = m == 1 and group.pp == 1 and not self.pricing.framework.optimizer.persist(state.zero_stage)
+        data = self.pricing.framework.data
+        passing |= data.fsdp_fp32 and state.zero_stage == 3
+        passing |= group.pp == 1 and data.gradient_buffers_late and state.zero_stage in data.gradient_buffers[:-1]
         if choice.offload.activations or passing:
             return None
         design = Design(group, choice.micro_batch_size, m, choice.variant, choice.pipeline)
@@ -339,7 +343,11 @@ class DesignBounds:
         peaks = self.activation_peaks(design, again, self.tables(design, again.names), *mode, 0.0)
         at = self.space.states(group).index(state)
         optimizer = 0.0 if choice.offload.optimizer else sharding.optimizer[at]
-        update = self.pricing.update_share(group, choice.variant, state) * optimizer
+        share = self.pricing.update_share(group, choice.variant, state) * optimizer
+        trained = self.shardings(design).trained(self.cut(design)[1])
+        own = self.pricing.framework.optimizer.autocast  # whether casts rest depends on what is recomputed
+        layout = self.pricing.layout(choice) if own else self.pricing.state_layout(group, choice.variant, state).layout
+        update = np.array([beside_update(layout, *each) for each in zip(share + 0.0 * trained, trained, strict=True)])
         row = again.texts.index(choice.recompute)
         resting = sharding.resting[at] + self._kept_casts(design, again, state)[row]
         return np.asarray(np.maximum(peaks[row], update) + resting + optimizer)

@@ -20,7 +20,7 @@ from simpar.parallel.split_options import SplitOptions
 from simpar.parallel.work import HostCopy
 from simpar.program.program import FloatArray
 from simpar.program.waits import update_waits
-from simpar.result.gathers import head_gradient_bytes, update_bytes
+from simpar.result.gathers import bucket_elements, head_gradient_bytes, update_bytes
 from simpar.result.outside import outside_bytes, workspaces
 from simpar.schedules import SCHEDULES
 from simpar.searching import axes
@@ -296,8 +296,8 @@ class Pricing:
         layout = self._stated(group, variant, state)
         bytes_, ahead = layout.state_bytes, self.framework.data.fsdp_prefetch_groups
         adapters = self.template.training.trainable == "lora"
-        stays, reuse = not state.reshard_after_forward, self.framework.data.fsdp_reuse_weights
-        return Gathered(bytes_.gather, bytes_.reduce, ahead, adapters, head_gradient_bytes(layout), stays, reuse)
+        stays, reuse = not state.reshard_after_forward, (self.framework.data.fsdp_reuse_weights, bucket_elements(layout))
+        return Gathered(bytes_.gather, bytes_.reduce, ahead, adapters, head_gradient_bytes(layout), stays, *reuse)
 
     def per_weight(self, group: Group, variant: Variant, state: State) -> StateBytes:
         """Bytes per weight of each kind of state."""

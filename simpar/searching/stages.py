@@ -14,6 +14,7 @@ import numpy as np
 from simpar.costs.pricer import LayoutPricer
 from simpar.parallel.pipeline import StageLayers
 from simpar.program.program import FloatArray, IntArray
+from simpar.result.gathers import full_buckets
 from simpar.searching.blocks import B, BlockTable, F, Gathered, Kinds
 from simpar.searching.choice import Group, Variant
 
@@ -177,12 +178,15 @@ def _gathers(
         resting[:, index] + total[:, np.minimum(index + gathered.ahead + 1, count)] - total[:, index]
     )
     weights = whole + gathered.gather * (resting[:, near] + total[:, index + 1] - total[:, near])
-    behind = gathered.reduce * np.concatenate([trained[:, 1:], np.zeros((len(held), 1))], axis=1)
+    behind, alone = np.concatenate([trained[:, 1:], np.zeros((len(held), 1))], axis=1), trained
+    if gathered.bucket:
+        behind, alone = np.array([full_buckets(row, gathered.bucket) for row in trained.tolist()]), np.zeros_like(trained)
+    behind = gathered.reduce * behind
     begin = weights + behind + waiting
     # Nothing is prefetched before the loss is through.
     at_loss = whole[:, 0] + gathered.gather * (resting[:, -2] + held[:, -1])
     begin[:, -1] = np.where(loss, at_loss, begin[:, -1])
-    end = weights + waiting + own + np.maximum(behind, gathered.reduce * trained)
+    end = weights + waiting + own + np.maximum(behind, gathered.reduce * alone)
     return forward, begin, end
 
 

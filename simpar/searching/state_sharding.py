@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from simpar.parallel.layout import Layout
 from simpar.program.program import FloatArray, IntArray
 from simpar.program.waits import one_queue, reductions_block
-from simpar.result.gathers import whole_embedding_gradient
+from simpar.result.gathers import buffers_at_rest, whole_embedding_gradient
 from simpar.searching.blocks import BlockTable, Composition
 from simpar.searching.choice import Group, Pipeline, State, Variant
 from simpar.searching.pricing import Pricing
@@ -291,6 +291,7 @@ class Shardings:
             return self._lora_bytes(cut, per)
         dense, expert = cut.weights[:, 0], cut.weights[:, 1]
         resting = per[:, 0, 0, None] * dense + per[:, 1, 0, None] * expert + self.pricing.workspace_bytes
+        resting = resting + self._gradient_buffers[:, None]
         optimizer = per[:, 0, 1, None] * dense + per[:, 1, 1, None] * expert
         if not self.trains:
             return StateBytes(resting, optimizer)
@@ -322,6 +323,11 @@ class Shardings:
     def _ddp_buckets(self) -> FloatArray:
         """Bytes per trained weight of DistributedDataParallel's buckets."""
         return np.array([self.pricing.per_weight(self.group, self.variant, s).bucket for s in self.states])
+
+    @cached_property
+    def _gradient_buffers(self) -> FloatArray:
+        """Bytes of buffers for gradients that are there throughout."""
+        return np.array([buffers_at_rest(self.pricing.state_layout(self.group, self.variant, s).layout) for s in self.states])
 
     @cached_property
     def _deferred(self) -> FloatArray:
@@ -358,7 +364,8 @@ class Shardings:
             split = (layout.shard_ranks, layout.expert_shard_ranks) if state.zero_stage == 3 else (1, 1)
             frozen = 0.0 if state.offload_parameters else dense / split[0] + expert / split[1]
             states = (every - beside)[:, None] * per[index, 0] + beside[:, None] * per[index, 1]
-            resting[index] = frozen + states[:, 0] + every * self._ddp_buckets[index] + self.pricing.workspace_bytes
+            buffers = every * self._ddp_buckets[index] + self._gradient_buffers[index]
+            resting[index] = frozen + states[:, 0] + buffers + self.pricing.workspace_bytes
             optimizer[index] = states[:, 1]
         return StateBytes(resting, optimizer)
 

@@ -17,6 +17,7 @@ class Conventions(Policy):
         abilities: options of specs/framework_options.py that the framework has.
         dropout: default dropout of the framework's era (GPT-3 style pre-training: 0.1).
         model_dropout: runs that do not say have the dropout that the model's file states, as the model's own code runs.
+        no_mtp: the model's code is without its modules for multi-token prediction.
         recompute_default: recomputation used where a run does not say (Megatron's 2021-2022 scripts checkpoint every layer).
         selective_recompute: modules that are recomputed where a run says "selective" and no more.
         vocabulary_multiple: words on a tensor rank are rounded up to a multiple of this (Megatron-LM
@@ -38,6 +39,7 @@ class Conventions(Policy):
     abilities: tuple[Ability, ...] = ()
     dropout: float = 0.0
     model_dropout: bool = False
+    no_mtp: bool = False
     recompute_default: Recompute = "none"
     selective_recompute: tuple[str, ...] = ("core_attn",)
     vocabulary_multiple: int = 1

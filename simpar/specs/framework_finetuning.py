@@ -16,7 +16,7 @@ BF16_OPTIMIZER: Final = "DeepSpeed engine.py, bf16 without ZeRO is bf16_optimize
 DEEPSPEED: Final = (
     Row(
         (2020, 1),
-        {**TORCH, "zero_stage_with_pp": 1,
+        {**TORCH, "zero_stage_with_pp": 1, "no_mtp": True,
          "abilities": ("pure_bf16", "narrow_optimizers", "host_parameters", "fused_kernels", "quantised_base"),
          "zero_stage_default": 3, "states_follow_parameters": False,
          "bucket_bytes": 0.0, "bucket_elements_min": 5e8, "gradient_dtype": "fp16", "fsdp_reduce_dtype": "fp16",
@@ -31,7 +31,8 @@ DEEPSPEED: Final = (
         (2022, 1),
         {"fsdp_prefetch_groups": 1, "fsdp_rank_lists": False, "fsdp_gather_copy_bytes": 4.0,
          "fsdp_reduce_copy_bytes": 8.0, "fsdp_module_cpu_s": 0.29e-3, "gradients_persist": "sharded",
-         "fsdp_reuse_weights": 1e9, "update_bytes": 4.0, "host_update_bytes": 14.0, "gradients_to_host": True},
+         "fsdp_reuse_weights": 1e9, "update_bytes": 4.0, "host_update_bytes": 14.0, "gradients_to_host": True,
+         "gradient_buffers": (2, 3)},
         "DeepSpeed stage3.py: unscale_and_clip_grads scales the fp32 gradients on the host (8 bytes), "
         "_reassign_or_swap_out_partitioned_parameters copies fp32 weights there to 16-bit ones on the GPU, which torch casts "
         "first (6); the flat buffer of gradients lies where the optimizer does; partition_parameters.py: each weight is put "
@@ -39,7 +40,9 @@ DEEPSPEED: Final = (
         "hooks per module forward and as much backward (deepspeed 0.19, an empty process group, one server core); the host "
         "waits with more than two fetches in flight; partitioned_param_coordinator.py __params_to_release: a module's weights stay "
         "if they come again within stage3_max_reuse_distance (1e9 weights by default); stage_1_and_2.py: gradients are freed as "
-        "they are reduced, and step makes fp32 ones of the rank's part, as stage3.py does of its grad_partitions_flat_buffer",
+        "they are reduced, and step makes fp32 ones of the rank's part, as stage3.py does of its grad_partitions_flat_buffer; "
+        "contiguous_gradients is on by default since PR 1199: setup_buckets makes a buffer of reduce_bucket_size weights for each "
+        "backward, two with overlap_comm, stage3.py one for good; allreduce_bucket and reduce_scatter_coalesced flatten once more",
     ),
     Row((2022, 4), {"bf16_shards_states": True}, BF16_OPTIMIZER),
     Row(
@@ -54,11 +57,13 @@ DEEPSPEED: Final = (
         "stage_1_and_2.py average_tensor: a bucket is all-reduced, each rank takes its part (use_multi_rank_bucket_allreduce, "
         "on by default)",
     ),
+    Row((2024, 1), {"gradient_buffers": (1, 2, 3)}, "DeepSpeed PR 4887: contiguous_gradients holds for stage 1 too"),
     Row(
         (2025, 8),
         {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn")), "rocm_attention": ""},
         "torch 2.8 SDPA, the default of transformers' models",
     ),
+    Row((2025, 12), {"gradient_buffers_late": True}, "DeepSpeed PR 7665: process_gradients, a hook of each weight, sets them up"),
     Row(
         (2026, 3),
         {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn9.19"))},
@@ -74,7 +79,7 @@ TRANSFORMERS: Final = (
          "zero_stage_default": 0, "autocast": True, "sharded_weights_fp32": True, "logits_fp32_copies": 2.5,
          "recompute_default": "none", "logits_fp32_copies_fused": 1.5,
          "fsdp_defers_reduction": True, "drains_before_update": True, "offload_blocks_compute": False,
-         "fsdp_frozen_holds_inputs": True, "adapters": "each", "activation_chains": True, "model_dropout": True,
+         "fsdp_frozen_holds_inputs": True, "adapters": "each", "activation_chains": True, "model_dropout": True, "no_mtp": True,
          "layer_cpu_s": 0.45e-3, "adapter_cpu_s": 25e-6, "ddp": "several", "bucket_bytes": 25.0 * 2**20},
         "accelerate utils/fsdp_utils.py and accelerator.py: trained weights are turned into fp32 before they are sharded wherever "
         "mixed precision is on, and everything is reduced in its dtype (bf16); transformers loss/loss_utils.py ForCausalLMLoss: an "
@@ -91,7 +96,8 @@ TRANSFORMERS: Final = (
         "5.17, torch 2.11; validation/measured/h100-2026-11, llama3.2-1b-small), here at 13.5 us and without its launches; peft "
         "tuners/lora/layer.py: a pair beside every nn.Linear, whose modules and forward take the host 23-28 us beside its kernels "
         "where a linear layer's forward takes it 13.5 us (peft 0.18, torch 2.14, one core); transformers activations.py: "
-        "NewGELUActivation, FastGELUActivation and QuickGELUActivation are written out; accelerate DistributedDataParallelKwargs "
+        "NewGELUActivation, FastGELUActivation and QuickGELUActivation are written out; models' files read no weights of "
+        "multi-token prediction (modeling_qwen3_5.py, modeling_qwen3_next.py); accelerate DistributedDataParallelKwargs "
         "(gradient_as_bucket_view is off)",
     ),
     Row(

@@ -63,6 +63,9 @@ def option_conflicts(scenario: Scenario, spec: FrameworkSpec) -> Iterator[Violat
     if training.launch_blocking and plan.zero_stage == 3:
         rule = "weights that are gathered ahead come beside no kernel under training.launch_blocking: not modelled"
         yield Violation("plan.zero_stage", 3, rule, "0, 1 or 2")
+    if plan.reduce_bucket_size and not spec.data.gradient_buffers:
+        rule = f"{spec.name} has no buffers of so many gradients"
+        yield Violation("plan.reduce_bucket_size", plan.reduce_bucket_size, rule, 'leave it out, or framework = "deepspeed"')
     if plan.offload.parameters and plan.zero_stage < 3:
         yield Violation("plan.offload.parameters", True, "needs weights that are gathered for each layer", "plan.zero_stage = 3")
     if training.lora_modules == "qv" and getattr(scenario.model, "mla", None):

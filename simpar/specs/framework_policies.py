@@ -226,6 +226,7 @@ class Optimizer(Policy):
         sharded_weights_fp32: fully sharded trained weights rest in fp32 whatever they were loaded in, and an optimizer that is
             sharded alone (DeepSpeed's) has them in fp32, unless a run says otherwise (accelerate turns them into fp32 where its
             mixed precision is on, axolotl's own FSDP2 does not).
+        gradients_like_shards: gradients of fully sharded weights rest in fp32, as these do, whatever they were reduced in.
         optimizer_kernel: fused (one multi-tensor kernel), foreach (one kernel per elementary operation, with one tensor of every
             weight's size in between), loop (per tensor).
         optimizer_traffic_bytes: HBM bytes moved per parameter updated, gradient clipping and the copy to the working weights
@@ -253,6 +254,7 @@ class Optimizer(Policy):
     pure_bf16: bool = False
     autocast: bool = False
     sharded_weights_fp32: bool = False
+    gradients_like_shards: bool = False
     optimizer_kernel: Literal["fused", "foreach", "loop"] = "fused"
     optimizer_traffic_bytes: float = 34.0
     host_update_bytes: float = 2.0
@@ -278,6 +280,9 @@ class DataParallel(Policy):
         zero_stage_default: where a run does not say.
         bucket_elements_min, bucket_elements_per_rank: a gradient bucket holds max(min, per_rank * dp) elements; 0, 0 = one bucket
             of everything.
+        gradient_buffers: ZeRO stages whose gradients are copied into a buffer of a bucket's elements and reduced in another copy: a
+            second buffer where stage 1 or 2 reduces beside the backward, both gone before the update; that of stage 3 rests.
+        gradient_buffers_late: those of stages 1 and 2 are made for the first gradient of a backward, not before it.
         bucket_bytes: torch-style cap in bytes instead; 0 = the element rule.
         buckets_on_first_pipeline_rank_only: other pipeline ranks and later chunks use a single bucket (Megatron).
         ddp: which ranks torch's DistributedDataParallel wraps where nothing is sharded: none (""), "several", or one alone too
@@ -295,6 +300,8 @@ class DataParallel(Policy):
             a piece for each data-parallel rank.
         fsdp_prefetch_groups: layers gathered ahead (implicit forward, explicit backward prefetch).
         fsdp_reduce_dtype: dtype of the gradient reduce-scatter.
+        fsdp_fp32: fully sharded weights are gathered in fp32, and cast where autocast uses them (FSDP without MixedPrecision);
+            autograd keeps the casts unless layers are recomputed.
         fsdp_gather_copy_bytes: HBM bytes per gathered weight of taking it out of its group's buffer, on the compute stream.
         fsdp_reduce_copy_bytes: the same per gradient of putting it into the buffer that is reduced.
         fsdp_reduce_input_stays: the input of a group's reduction belongs to the compute stream and is held until the next group
@@ -314,6 +321,8 @@ class DataParallel(Policy):
     zero_stage_default: int = 1
     bucket_elements_min: float = 40e6
     bucket_elements_per_rank: float = 1e6
+    gradient_buffers: tuple[int, ...] = ()
+    gradient_buffers_late: bool = False
     bucket_bytes: float = 0.0
     buckets_on_first_pipeline_rank_only: bool = True
     ddp: Literal["", "several", "always"] = ""
@@ -326,6 +335,7 @@ class DataParallel(Policy):
     gather_buffer_bytes: float = 0.0
     fsdp_prefetch_groups: int = 1
     fsdp_reduce_dtype: GradientDtype = "fp32"
+    fsdp_fp32: bool = False
     fsdp_gather_copy_bytes: float = 0.0
     fsdp_reduce_copy_bytes: float = 0.0
     fsdp_reduce_input_stays: bool = False

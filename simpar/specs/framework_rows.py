@@ -257,18 +257,19 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
              {**_TORCH, "zero_stage_default": 3, "parameter_bytes": 0.0, "fsdp_reduce_dtype": "bf16", "bucket_bytes": 0.0,
               "fsdp_root": "all", "loss": "fused", "logits_fp32_copies": 0.5, "attention": (("", "fa1"),), "te_scaling": "delayed",
               "optimizer_kernel": "foreach", "optimizer_traffic_bytes": 72.0, "fsdp_group_cpu_s": (0.92e-3, 1.28e-3),
-              "optimizer_tensor_cpu_s": 44e-6},
+              "optimizer_tensor_cpu_s": 44e-6, "gradients_like_shards": True},
              "llm-foundry v0.4 benchmarking README, torch FSDP1 FULL_SHARD, whose root (embedding, last norm) is not resharded "
              "after its forward; models/mpt/modeling_mpt.py: flash-attn's cross-entropy unless a run says otherwise (16-bit logits "
              "and their gradient); setup.py pins flash-attn 1.0.9, and the H100 table's runs up to 65,536 tokens go with it and "
              "not with FlashAttention 2; DecoupledAdamW loops over tensors with elementwise kernels (traffic counted from its "
              "update rule); hooks of FSDP1 around a layer, norm and AdamW tensor by tensor (torch 2.13, processes that are not "
-             "there, one server core)"),),
+             "there, one server core); _runtime_utils.py _cast_grad_to_param_dtype, FSDP2's foreach_reduce to orig_dtype: reduced "
+             "gradients are as wide as the shards"),),
     ),
     "torch-fsdp": (
         "llm-foundry",
         (Row((2023, 3),
-             {"fused_norm": False, "loss": "unfused", "logits_fp32_copies": 2.0, "optimizer_traffic_bytes": 92.0,
+             {"fused_norm": False, "loss": "unfused", "logits_fp32_copies": 2.0, "optimizer_traffic_bytes": 92.0, "no_mtp": True,
               "fsdp_reduce_copy_bytes": 4.0, "offload_blocks_compute": True, "quantised_inputs": True,
               "linears_apart": LINEARS_APART},
              "FSDP1's gradients of views are joined to that of the flat parameter; plain torch modules under FSDP1: norm and "

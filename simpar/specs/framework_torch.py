@@ -202,6 +202,12 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              "and norms are fp32, and a compiler keeps the normalised input in fp32 beside the 16-bit one that is multiplied "
              "(what functorch's min-cut partitioner saves of GPT-2)"),),
     ),
+    "torch-fsdp-autocast": (
+        "torch-fsdp",
+        (Row((2022, 9), {"autocast": True, "fsdp_fp32": True, "fsdp_reduce_dtype": "fp32"},
+             "torch.distributed.fsdp without MixedPrecision, forward under torch.autocast: flat parameters and their gradients are "
+             "of fp32; views of them are no leaves, so that autocast's cache does not hold their casts"),),
+    ),
     "torch-te": (
         "torch-autocast",
         (Row((2022, 9), {"te_scaling": "delayed", "separate_casts": False, "rocm_attention": "fa2"},

@@ -75,6 +75,9 @@ class PlanSpec(Spec):
     defer_reduction: bool | None = None
     """FSDP: micro-batches but the last of a step add whole gradients (no_sync), which the last alone reduces; none = as the
     framework does."""
+    reduce_bucket_size: Annotated[int, Field(gt=0)] | None = None
+    """Gradients that are reduced at once, where the framework has buffers of so many (DeepSpeed, whose name it is); none = its
+    default."""
     schedule: str = "auto"
     """Name of a pipeline schedule, a path to a torch schedule CSV, or auto (1f1b, interleaved with virtual stages)."""
     microbatch_group_size: Degree | None = None
