@@ -129,7 +129,8 @@ def test_gradients_of_rows_are_added_by_the_kernel_that_torch_calls(version: str
     layer = token_network(load_model("qwen3-30b-a3b"), 1, 16).layers[-1]
     plan = KernelPlan(library=framework("torchtitan", version).kernels)
     there = next(k for k in kernels(layer, plan) if isinstance(k.node, Permute) and not k.node.back)
-    assert [(kind, each) for kind, _, *each in there.beside] == [(kernel, [0.0, 6.0])] and there.backward == ()
+    assert [(kind, each) for kind, _, *each in there.beside] == [(kernel, [0.0, 6.0])]
+    assert there.backward == ()
 
 
 class Passes(modes.TorchDispatchMode):  # type: ignore[misc]
@@ -156,9 +157,17 @@ def test_padding_copies_rows_as_often_as_torch() -> None:
     with Called() as called:
         found.sum().backward()
     names = [name.split(".")[1] for name in called.names]
-    # Of the way back, zeros and a copy into them (3 passes) and a read by the index (2); of the way there, zeros and their sums (1, 3).
+    # Of the way back, zeros and a copy into them (3 passes), taken by the index (2); of the way there, zeros and sums (1, 3).
     assert [name for name in names if name in ("slice_backward", "index", "index_put")] == ["slice_backward", "index", "index_put"]
-    assert SORTS["padded"][True, True] == (("copy", 5.0),) and sum(n for _, n in SORTS["padded"][False, True]) == 4.0
+    assert SORTS["padded"][True, True] == (("copy", 5.0),)
+    assert sum(n for _, n in SORTS["padded"][False, True]) == 4.0
+
+
+@pytest.mark.parametrize(("name", "expected"), [("megatron-core", 2), ("torchtitan", 0), ("transformers", 0)])
+def test_megatron_sorts_the_rows_of_one_expert_rank(name: str, expected: int) -> None:
+    moe, plan = load_model("qwen3-30b-a3b").moe, KernelPlan(library=framework(name, "2026-06").kernels)
+    options = SplitOptions(degrees=Degrees(dispatcher="alltoall"), moe=moe, kernels=plan)
+    assert sum(passes for _, passes in sorts(options, back=True, backward=False)) == expected
 
 
 @pytest.mark.parametrize(("ep", "dispatcher", "version"), [(8, "alltoall", "2025-11"), (1, "alltoall", "2025-11"),

@@ -19,19 +19,20 @@ Passes = tuple[tuple[str, float], ...]
 _COPY: Final[Passes] = (("copy", 2.0),)
 _SUMMED: Final[Passes] = (("zero", 1.0), ("row_sort_add", 3.0))
 SORTS: Final[Mapping[str, Mapping[tuple[bool, bool], Passes]]] = {
-    "chunks": {}, "indexed": {(False, True): _SUMMED},
+    "chunks": {}, "local": {}, "indexed": {(False, True): _SUMMED},
     "padded": {(False, False): (("copy", 4.0),), (True, True): (("copy", 5.0),), (False, True): _SUMMED},
 }  # fmt: skip
-"""`Kernels.expert_order` -> (way back, backward) -> classes of kernels and how many times they read or write the rows; a copy where
-there is none. Indexed: torch takes rows by a list of them and backward adds the gradients up in zeros. Padded: first the rows are
-copied behind each other with an empty one, which others come to stand for; backward of the way back its gradient is put into zeros
-(torchtitan models/moe/utils.py, _permute and _unpermute)."""
+"""`Kernels.expert_order` -> (way back, backward) -> classes of kernels and how many times they read or write the rows; a copy
+where there is none. Local: on one expert rank as well, whose rows are in that order. Indexed: torch takes rows by a list of them
+and backward adds the gradients up in zeros. Padded: first the rows are copied behind each other with an empty one, which others
+come to stand for; backward of the way back its gradient is put into zeros (torchtitan models/moe/utils.py, _permute and
+_unpermute)."""
 
 
 def sorts(options: SplitOptions, back: bool, backward: bool) -> Passes:
     """What puts rows into the order of the local experts, or back: none where the dispatcher does, or where there is no other."""
     degrees, order, moe = options.degrees, options.kernels.library.expert_order, options.moe
-    several = moe is not None and degrees.ep > 1 and moe.num_experts > degrees.ep
+    several = moe is not None and moe.num_experts > degrees.ep and (degrees.ep > 1 or order == "local")
     if degrees.dispatcher != "alltoall" or not (several or order == "padded"):
         return ()
     return SORTS[order].get((back, backward), _COPY)

@@ -130,7 +130,7 @@ class Kernels(Policy):
     expert_output_fp32: bool = False
     expert_output_bytes: tuple[float, float] = (0.0, 0.0)
     expert_rows: Literal["fused", "added", "placed", "sorted"] = "fused"
-    expert_order: Literal["chunks", "indexed", "padded"] = "chunks"
+    expert_order: Literal["chunks", "local", "indexed", "padded"] = "chunks"
     bulk_row_adds: bool = False
     eager_experts: bool = False
     qkv_copies: float = 0.0
