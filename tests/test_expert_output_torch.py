@@ -170,8 +170,11 @@ def test_megatron_sorts_the_rows_of_one_expert_rank(name: str, expected: int) ->
     assert sum(passes for _, passes in sorts(options, back=True, backward=False)) == expected
 
 
-@pytest.mark.parametrize(("ep", "dispatcher", "version"), [(8, "alltoall", "2025-11"), (1, "alltoall", "2025-11"),
-                                                          (8, "alltoall", "2026-06"), (1, "alltoall", "2026-06"), (8, "deepep", "2025-11")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ep", "dispatcher", "version"),
+    [(8, "alltoall", "2025-11"), (1, "alltoall", "2025-11"), (8, "alltoall", "2026-06"), (1, "alltoall", "2026-06"),
+     (8, "deepep", "2025-11")],
+)  # fmt: skip
 def test_rows_are_put_in_order_where_the_framework_does(ep: int, dispatcher: str, version: str) -> None:
     options = SplitOptions(
         degrees=Degrees(ep=ep, dispatcher=dispatcher), moe=load_model("qwen3-30b-a3b").moe,

@@ -14,6 +14,8 @@ from typing import Final
 from simpar.parallel.degrees import Degrees
 from simpar.parallel.split_options import SplitOptions
 from simpar.parallel.work import Collective, ExpertExchange, MemoryWork, OpList
+from simpar.specs.plan import PlanSpec
+from simpar.specs.training import RoutingSpec
 
 Passes = tuple[tuple[str, float], ...]
 _COPY: Final[Passes] = (("copy", 2.0),)
@@ -27,6 +29,11 @@ where there is none. Local: on one expert rank as well, whose rows are in that o
 and backward adds the gradients up in zeros. Padded: first the rows are copied behind each other with an empty one, which others
 come to stand for; backward of the way back its gradient is put into zeros (torchtitan models/moe/utils.py, _permute and
 _unpermute)."""
+
+
+def fixes_tokens(plan: PlanSpec, routing: RoutingSpec) -> bool:
+    """Whether a capacity tells the host how many tokens come; DeepEP waits for their number all the same (its README)."""
+    return routing.capacity_factor is not None and not (plan.ep > 1 and plan.ep_dispatcher == "deepep")
 
 
 def sorts(options: SplitOptions, back: bool, backward: bool) -> Passes:
