@@ -133,6 +133,21 @@ def test_gradients_of_rows_are_added_by_the_kernel_that_torch_calls(version: str
     assert there.backward == ()
 
 
+@pytest.mark.parametrize(
+    ("name", "month", "kinds"),
+    [("prime-rl", "2026-01", ["row_add", "copy", "row_add"]), ("prime-rl", "2026-10", ["copy", "copy", "copy"]),
+     ("torchtitan", "2026-02", ["row_sort_add", "copy", "row_product"]), ("nemo-automodel", "2026-01", []),
+     ("megatron-core", "2026-06", [])],
+)  # fmt: skip
+def test_rows_are_added_by_what_a_framework_calls(name: str, month: str, kinds: list[str]) -> None:
+    """Atomically, in bulk from torch 2.13 on; sorted first where they are taken by an index; or by kernels made for it."""
+    library = framework(name, month).kernels
+    layer = token_network(load_model("qwen3-30b-a3b"), 1, 16).layers[-1]
+    found = [k for k in kernels(layer, KernelPlan(library=library)) if isinstance(k.node, Permute)]
+    assert [kind for k in found for kind, *_ in k.beside] == kinds
+    assert {k.price for k in found} == {"row_take" if kinds else "permute"}
+
+
 class Passes(modes.TorchDispatchMode):  # type: ignore[misc]
     """How often kernels read or write all rows; what is written in place, or gives a new one its width, is not read."""
 
