@@ -137,6 +137,16 @@ def test_memory_bound_never_beats_the_peak(h100: KernelModel, kernel: str) -> No
     assert h100.memory_bound(kernel, 1e9, launches=10).seconds > tuned
 
 
+@pytest.mark.parametrize(
+    ("hardware", "kernel", "values", "seconds"),
+    [("dgx-h100", "row_add", 4_194_304 * 128, 4.72e-3), ("dgx-h100", "row_add", 65_536 * 4096, 2.30e-3),
+     ("dgx-b200", "row_sort_add", 196_608 * 2048, 1.70e-3), ("dgx-h100", "row_take", 65_536 * 4096 * 4 // 6, 0.439e-3)],
+)  # fmt: skip
+def test_torch_adds_and_takes_rows_as_published(hardware: str, kernel: str, values: int, seconds: float) -> None:
+    """pytorch PR 175760, DLBlas PR 66, torchao PR 4623: six bytes a value that is added, four of one that is taken."""
+    assert KernelModel(load_hardware(hardware)).memory_bound(kernel, 6.0 * values).seconds == pytest.approx(seconds, rel=0.06)
+
+
 def test_memory_bound_unknown(h100: KernelModel) -> None:
     with pytest.raises(UnknownNameError, match="norm"):
         h100.memory_bound("nrom", 1e9)

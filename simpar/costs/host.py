@@ -9,6 +9,7 @@ from typing import Final
 from simpar.costs.block_price import BlockPrice
 from simpar.costs.gloo import check_seconds
 from simpar.parallel.blocks import LocalBlock
+from simpar.parallel.expert import fixes_tokens
 from simpar.parallel.layout import Layout
 from simpar.specs.framework_policies import Pipeline
 
@@ -177,9 +178,9 @@ def may_run_ahead(layout: Layout) -> bool:
     """Whether there are pipelines in which the host runs ahead of the device from pass to pass.
 
     Without a capacity the host of every dispatcher waits for the tokens that its experts get (Megatron-LM token_dispatcher.py,
-    DeepEP's dispatch; HybridEP's unless it is given num_permuted_tokens)."""
-    dropless = layout.options.moe is not None and layout.training.routing.capacity_factor is None
-    return not (layout.training.launch_blocking or dropless)
+    DeepEP's dispatch; HybridEP's unless it is given num_permuted_tokens), with one that of DeepEP's."""
+    waits = layout.options.moe is not None and not fixes_tokens(layout.plan, layout.training.routing)
+    return not (layout.training.launch_blocking or waits)
 
 
 def runs_ahead(layout: Layout) -> bool:

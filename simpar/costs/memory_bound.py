@@ -2,7 +2,9 @@
 
 Classes: copy, norm, norm_backward, activation, gate, gate_backward (an activation times its gate, halves side by side), softmax,
 residual, rope, cross_entropy, embedding, adam, cast, cast_transpose (written transposed), cast_column (scales along the axis that
-does not lie in a row), quantize (a cast in all layouts), amax, permute, zero.
+does not lie in a row), quantize (a cast in all layouts), amax, permute, zero, row_add (rows added atomically to the sums that an
+index names), row_sort_add (sorted by it first), row_product (fp32 rows times a weight each, and times one row), row_take (rows
+that it names).
 Implementations: tuned (hand-written: Transformer Engine, Liger, QuACK), framework (JIT-fused or
 compiled by the framework), eager (a chain of elementary operations). Shares: docs/formulas_kernels.md.
 """
@@ -57,23 +59,37 @@ DEFAULT_CLASSES: Final[Mapping[str, MemoryClass]] = {
     "amax": MemoryClass(tuned=0.6, framework=0.38, eager=0.38),
     "permute": MemoryClass(tuned=0.48, framework=0.37, eager=0.27),
     "composite": MemoryClass(tuned=0.53, framework=0.53, eager=0.53),
+    "row_add": MemoryClass(tuned=0.2, framework=0.2, eager=0.2),
+    "row_sort_add": MemoryClass(tuned=0.34, framework=0.34, eager=0.34),
+    "row_product": MemoryClass(tuned=0.1, framework=0.1, eager=0.1),
+    "row_take": MemoryClass(tuned=0.73, framework=0.73, eager=0.73),
 }
-"""Shares of the peak measured or published on H100 (membound rows); the fit overrides classes it has rows for. Composite: chains of
-elementary torch kernels, over all that they read and write; see `BYTES_PER_CLOCK`. Norms backward: torch's as measured on an H100
-(0.36; 0.30 on a GB300, KernelAgent PR 133), hand-written ones between Liger's there (0.26 to 0.42) and Apex's FastLayerNorm on an
-A100 (0.57, apex PR 1037). Activations without a gate: Liger's squared ReLU, torch's unary kernels (0.86, NeuSight, A100)."""
+"""Shares of the peak measured or published on H100 (membound rows); the fit overrides classes it has rows for. Composite: chains
+of elementary torch kernels, over all that they read and write; see `BYTES_PER_CLOCK`. Norms backward: torch's as measured on an
+H100 (0.36; 0.30 on a GB300, KernelAgent PR 133), hand-written ones between Liger's there (0.26 to 0.42) and Apex's FastLayerNorm
+on an A100 (0.57, apex PR 1037). Rows taken by an index: torch's index_select of 65,536 rows of 4,096 in 0.44 ms on a Hopper GPU
+(DLBlas PR 66), 0.61 of a B200's peak (torchao PR 4623 less the copy before it). Activations without a gate: Liger's squared ReLU,
+torch's unary kernels (0.86, NeuSight, A100)."""
 BYTES_PER_CLOCK: Final[Mapping[tuple[str, str], float]] = {
     **{("composite", tier): 8.3 for tier in ("tuned", "framework", "eager")},
     **{("gate_backward", tier): 2.74 for tier in ("framework", "eager")},
     ("cast_transpose", "framework"): 6.3, **{("cast_column", tier): 2.8 for tier in ("framework", "eager")},
+    **{(kernel, tier): rate for tier in ("tuned", "framework", "eager")
+       for kernel, rate in (("row_add", 2.9), ("row_sort_add", 5.0), ("row_product", 1.5))},
 }  # fmt: skip
 """(Class, implementation) -> what one SM reads and writes per clock in kernels whose rate the SMs set and not the memory.
 
 Chains of elementary torch kernels cast, broadcast and reduce, and load less at a time than a copy does: 1.98 TB/s forward and 2.17
-backward on the H100 NVL's 3.94 (Hugging Face's RMSNorm, 18.2 and 45.1 ps an element,
-h100_all_benchmark_data.csv of January 2025). Compiled gradients of a gate whose halves lie side by side write both from one kernel
-that reads everything for each: 0.64 TB/s (Liger-Kernel's all_benchmark_data.csv, megatron_swiglu). Compiled casts that turn a
-tensor, 1.45 and 0.65 TB/s on an H100 with 2.4 (pytorch issues 133242, 149982), reach no whole lines of it."""
+backward on the H100 NVL's 3.94 (Hugging Face's RMSNorm, 18.2 and 45.1 ps an element, h100_all_benchmark_data.csv of January 2025).
+Compiled gradients of a gate whose halves lie side by side write both from one kernel that reads everything for each: 0.64 TB/s
+(Liger-Kernel's all_benchmark_data.csv, megatron_swiglu). Compiled casts that turn a tensor, 1.45 and 0.65 TB/s on an H100 with 2.4
+(pytorch issues 133242, 149982), reach no whole lines of it. Torch's index_add adds 4,194,304 rows of 128 16-bit values in 4.72 ms
+on an H100, as many in fp32 in 4.40 (pytorch PR 175760; 65,536 rows of 4,096 in 2.30 on a Hopper GPU, DLBlas PR 66): each value
+takes a thread its own index arithmetic and an atomic operation; six bytes each. Its index_put adds 196,608 rows of 2,048 up in
+zeros in 1.85 ms on a B200 (torchao PR 4623), 0.15 of it zeros. The gradients of a batched product of one row with eight are
+products for which cuBLAS has no kernel but fp32 tiles: without them GPT-OSS 20B with 131,072 rows of 2,880 a layer, its layers
+recomputed, reaches 24.2 and not 22.1 % of an H100 (torchtitan PR 2717), 40 ps a value, half of which is what the same values take
+as copies."""
 SM_CLOCK_HZ: Final = {
     "volta": 1.53e9, "turing": 1.6e9, "ampere": 1.41e9, "ada": 2.5e9, "hopper": 1.755e9, "blackwell": 1.92e9,
     "blackwell-rtx": 2.4e9,

@@ -101,7 +101,8 @@ class Kernel:
         forward, backward: memory traffic.
         launches: kernels in the forward.
         each_group: further kernels for each expert of a rank, forward and backward, of what is computed expert by expert.
-        copied: bytes per element of the input, forward and backward, that kernels beside those copy, add or cast as one piece.
+        beside: (class, axes, bytes per element forward, backward) of what other kernels move as one piece; the node's own launches
+            hold theirs.
         keeps: what is left for the backward.
         bare: the rewrite rules left nothing of the node.
     """
@@ -114,7 +115,7 @@ class Kernel:
     keeps: tuple[Kept, ...] = ()
     bare: bool = False
     each_group: tuple[int, int] = (0, 0)
-    copied: tuple[float, float] = (0.0, 0.0)
+    beside: tuple[tuple[str, Axes, float, float], ...] = ()
 
 
 def kept_whole(layer: Layer, name: str, each: float = HALF) -> Kept:

@@ -8,7 +8,7 @@ fp32; sources of the counts stand in docs/formulas.md.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -134,16 +134,43 @@ def _select(layer: Layer, node: Select, plan: KernelPlan) -> Kernel:
 
 
 def _permute(layer: Layer, node: Permute, plan: KernelPlan) -> Kernel:
-    """Rows read and written once, the router's probability of each with them; back, weighed by it, or apart in eager torch."""
+    """Rows read and written once, the router's probability of each with them; back, weighed by it, or apart in eager torch.
+
+    Where no kernel is made for it, what adds up rows of one token (outputs, backward the gradients of inputs) is torch's own
+    (`ROW_SUMS`), which a compiled graph calls as well.
+    """
     rows = layer.tensor[node.inputs[0] if node.back else node.outputs[0]].axes
-    path = node.name.rsplit("/", 1)[0]
+    path, library = node.name.rsplit("/", 1)[0], plan.library
+    added = ROW_SUMS["bulk" if library.bulk_row_adds and library.expert_rows == "added" else library.expert_rows]
+    taken: tuple[Traffic, Traffic] = (((rows, 4.0),), ((rows, 4.0),))
     if not node.back:
         keeps: tuple[Kept, ...] = (Kept(f"{path}/row_probs", rows[:1], 4.0),)
+        beside: tuple[tuple[str, Axes, float, float], ...] = ((added.inputs, rows, 0.0, 6.0),) if added.inputs else ()
+        taken = (taken[0], () if added.inputs else taken[1])
     else:
-        keeps = (Kept(f"{path}/weighed", rows, 4.0),) if plan.library.expert_output_fp32 else ()
-    apart = node.back and plan.library.expert_output_fp32 and not plan.library.fused_activation
-    copied = plan.library.expert_output_bytes if apart else (0.0, 0.0)
-    return Kernel(node, "permute", ((rows, 4.0),), ((rows, 4.0),), 2, keeps, copied=copied)
+        keeps = (Kept(f"{path}/weighed", rows, 4.0),) if library.expert_output_fp32 else ()
+        beside = (("copy", rows, *library.expert_output_bytes),) if library.weighs_apart else ()
+        beside += ((added.outputs, rows, 6.0, 0.0),) if added.outputs else ()
+        beside += (("row_product", rows, 0.0, 8.0),) if added.product else ()
+        taken = (() if added.outputs else taken[0], taken[1])
+    return Kernel(node, "permute" if library.expert_rows == "fused" else "row_take", *taken, 2, keeps, beside=beside)
+
+
+@dataclass(frozen=True, slots=True)
+class RowSums:
+    """Classes of the kernels that add up the rows of a token: outputs in the forward, gradients of inputs in the backward; whether
+    outputs are summed by a batched product instead, whose gradients are products of vectors."""
+
+    outputs: str = ""
+    inputs: str = ""
+    product: bool = False
+
+
+ROW_SUMS: Final = {
+    "fused": RowSums(), "added": RowSums("row_add", "row_add"), "placed": RowSums("", "row_sort_add", product=True),
+    "sorted": RowSums("row_sort_add", "row_sort_add"), "bulk": RowSums("copy", "copy"),
+}  # fmt: skip
+"""By `Kernels.expert_rows`; added in bulk from torch 2.13 on. Each reads a row and its sum and writes the sum (6 bytes)."""
 
 
 def _lookup(layer: Layer, node: Lookup, plan: KernelPlan) -> Kernel:
@@ -290,7 +317,7 @@ def _clamp(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
         return Kernel(node, bare=True)
     axes = _input(layer, node)
     keeps = (kept_whole(layer, node.inputs[0]),)
-    return Kernel(node, "composite", ((axes, 4.0),), ((axes, 11.0),), 3, keeps, copied=(4.0, 4.0))
+    return Kernel(node, "composite", ((axes, 4.0),), ((axes, 11.0),), 3, keeps, beside=(("copy", axes, 4.0, 4.0),))
 
 
 def _expert_bias(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
@@ -302,8 +329,8 @@ def _expert_bias(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     axes = _input(layer, node)
     wide = plan.row_probability_bytes > HALF
     forward, backward, each = (14.0, 24.0, (2, 6)) if wide else (2.0, 12.0, (2, 4))
-    copied = (14.0, 16.0) if wide else (10.0, 4.0)
-    return Kernel(node, "composite", ((axes, forward),), ((axes, backward),), 2, each_group=each, copied=copied)
+    copied = ("copy", axes, *((14.0, 16.0) if wide else (10.0, 4.0)))
+    return Kernel(node, "composite", ((axes, forward),), ((axes, backward),), 2, each_group=each, beside=(copied,))
 
 
 def _relu(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
@@ -355,7 +382,7 @@ def _widened(kernel: Kernel, plan: KernelPlan) -> Kernel:
         kernel.node, kernel.price, tuple((axes, each * scale) for axes, each in kernel.forward),
         tuple((axes, each * scale) for axes, each in kernel.backward), kernel.launches,
         tuple(replace(k, bytes=plan.element) if k.bytes == HALF else k for k in kernel.keeps), kernel.bare, kernel.each_group,
-        (kernel.copied[0] * scale, kernel.copied[1] * scale),
+        tuple((kind, axes, forward * scale, backward * scale) for kind, axes, forward, backward in kernel.beside),
     )  # fmt: skip
 
 

@@ -87,8 +87,7 @@ def _new_gradient(local: LocalLayer, node: Node) -> float:
 
 def _weighing_transient(local: LocalLayer, node: Permute) -> float:
     """Where eager torch weighs experts' outputs in fp32: the gradient of the product, and of each factor as large."""
-    plan = local.options.kernels
-    if not plan.library.expert_output_fp32 or plan.library.fused_activation:
+    if not local.options.kernels.library.weighs_apart:
         return 0.0
     return 3.0 * 4.0 * local.shards.local(local.axes(node.inputs[0]), local.layout(node))
 

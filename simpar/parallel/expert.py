@@ -3,25 +3,58 @@
 Dispatch sends every token's hidden vector to the ranks of its top-k experts, combine sends the results back; the backward
 mirrors both (the gradient of combine has dispatch's shape and the other way round). Rows of an all-to-all arrive by rank and leave
 by rank: a copy puts them in the order of the local experts and back (Megatron-Core token_dispatcher.py, sort_chunks_by_idxs;
-torchtitan's permute after the exchange). DeepEP and HybridEP hand out rows that are permuted once.
+torchtitan's permute after the exchange, `SORTS`). DeepEP and HybridEP hand out rows that are permuted once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Final
+
 from simpar.parallel.degrees import Degrees
+from simpar.parallel.split_options import SplitOptions
 from simpar.parallel.work import Collective, ExpertExchange, MemoryWork, OpList
+from simpar.specs.plan import PlanSpec
+from simpar.specs.training import RoutingSpec
+
+Passes = tuple[tuple[str, float], ...]
+_COPY: Final[Passes] = (("copy", 2.0),)
+_SUMMED: Final[Passes] = (("zero", 1.0), ("row_sort_add", 3.0))
+SORTS: Final[Mapping[str, Mapping[tuple[bool, bool], Passes]]] = {
+    "chunks": {}, "local": {}, "indexed": {(False, True): _SUMMED},
+    "padded": {(False, False): (("copy", 4.0),), (True, True): (("copy", 5.0),), (False, True): _SUMMED},
+}  # fmt: skip
+"""`Kernels.expert_order` -> (way back, backward) -> classes of kernels and how many times they read or write the rows; a copy
+where there is none. Local: on one expert rank as well, whose rows are in that order. Indexed: torch takes rows by a list of them
+and backward adds the gradients up in zeros. Padded: first the rows are copied behind each other with an empty one, which others
+come to stand for; backward of the way back its gradient is put into zeros (torchtitan models/moe/utils.py, _permute and
+_unpermute)."""
 
 
-def exchange(name: str, ops: OpList, degrees: Degrees, work: ExpertExchange, sort: MemoryWork | None = None) -> None:
+def fixes_tokens(plan: PlanSpec, routing: RoutingSpec) -> bool:
+    """Whether a capacity tells the host how many tokens come; DeepEP waits for their number all the same (its README)."""
+    return routing.capacity_factor is not None and not (plan.ep > 1 and plan.ep_dispatcher == "deepep")
+
+
+def sorts(options: SplitOptions, back: bool, backward: bool) -> Passes:
+    """What puts rows into the order of the local experts, or back: none where the dispatcher does, or where there is no other."""
+    degrees, order, moe = options.degrees, options.kernels.library.expert_order, options.moe
+    several = moe is not None and moe.num_experts > degrees.ep and (degrees.ep > 1 or order == "local")
+    if degrees.dispatcher != "alltoall" or not (several or order == "padded"):
+        return ()
+    return SORTS[order].get((back, backward), _COPY)
+
+
+def exchange(name: str, ops: OpList, degrees: Degrees, work: ExpertExchange, sort: Sequence[MemoryWork] = ()) -> None:
     """Put the exchange of one expert layer: over ep, then the gather (or reduce-scatter) over etp.
 
     Args:
         work: of one tensor rank of the rank with the fullest experts, for which everybody waits.
-        sort: the copy into the order of the local experts, or back; none = there is one of them or the dispatcher sorts.
+        sort: kernels that put rows into the order of the local experts, or back.
     """
     combine = work.combine
-    if combine and sort is not None:
-        ops.compute(f"{name}.sort", sort)
+    for each in sort if combine else ():
+        ops.compute(f"{name}.sort", each)
     whole = work.element_bytes * (work.tokens * work.moe.num_experts_per_tok) * degrees.etp * work.hidden
     if combine and degrees.etp > 1:
         ops.blocking(f"{name}.etp_reduce_scatter", Collective("reduce_scatter", whole, "etp"), "ep")
@@ -29,5 +62,5 @@ def exchange(name: str, ops: OpList, degrees: Degrees, work: ExpertExchange, sor
         ops.blocking(name, work, "ep")
     if not combine and degrees.etp > 1:
         ops.blocking(f"{name}.etp_all_gather", Collective("all_gather", whole, "etp"), "ep")
-    if not combine and sort is not None:
-        ops.compute(f"{name}.sort", sort)
+    for each in () if combine else sort:
+        ops.compute(f"{name}.sort", each)

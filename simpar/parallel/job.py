@@ -11,6 +11,7 @@ from simpar.graph.rematerialise import Recompute
 from simpar.parallel.adapters import pairs_of_run
 from simpar.parallel.data import StateBytes
 from simpar.parallel.degrees import Degrees
+from simpar.parallel.expert import fixes_tokens
 from simpar.parallel.libraries import library_of
 from simpar.parallel.split_options import SplitOptions
 from simpar.specs.architecture import TokenModel, has_experts
@@ -176,7 +177,7 @@ class Job:
     def host_counts_tokens(self) -> bool:
         """Whether the host waits for the tokens of each expert before it launches them: without a capacity, where tokens are not
         counted on the device alone as by hybridep (Megatron-Core transformer/moe/token_dispatcher.py)."""
-        return self.training.routing.capacity_factor is None and self.plan.ep_dispatcher != "hybridep"
+        return not fixes_tokens(self.plan, self.training.routing) and self.plan.ep_dispatcher != "hybridep"
 
     @cached_property
     def options(self) -> SplitOptions:

@@ -97,9 +97,10 @@ class Lists(LocalLayer):
         if isinstance(kernel.node, Permute) and self.options.one_hot:
             add_one_hot(self, kernel.node, ops, backward=backward)
         ops.compute(name + suffix, self.memory(kernel, backward=backward), self.elementary_launches(kernel, backward=backward))
-        if each := kernel.copied[backward]:  # as one piece beside the node's own kernels, whose launches hold these
-            elements = self.shards.local(self.axes(kernel.node.inputs[0]), self.layout(kernel.node))
-            ops.compute(f"{name}.copy{suffix}", self._moving("copy", elements * each), 0)
+        for kind, axes, *each in kernel.beside:  # as one piece beside the node's own kernels, whose launches hold these
+            if each[backward]:
+                moved = self.shards.local(axes, self.layout(kernel.node)) * each[backward]
+                ops.compute(f"{name}.{kind}{suffix}", self._moving(kind, moved), 0)
 
     def _alone(self, kernel: Kernel, ops: OpList, *, backward: bool) -> None:
         """A scan or custom node. Over context ranks a scan sees all positions of its part of the heads: an all-to-all of what it
@@ -263,11 +264,8 @@ class Lists(LocalLayer):
         elements = self.shards.local(rows[:1], "expert") / (self.degrees.etp * self.options.spare_rows)
         width = self.layer.size(rows[-1])
         work = ExpertExchange(combine, elements / moe.num_experts_per_tok, width, moe, element, self.degrees.dispatcher)
-        sort = None
-        if self.degrees.dispatcher == "alltoall" and self.degrees.ep > 1 and moe.num_experts > self.degrees.ep:
-            moved = 2.0 * element * elements * self.degrees.etp * width
-            sort = self._moving("copy", moved)
-        expert.exchange(name, ops, self.degrees, work, sort)
+        moved, sorts = element * elements * self.degrees.etp * width, expert.sorts(self.options, node.back, backward)
+        expert.exchange(name, ops, self.degrees, work, [self._moving(kind, moved * passes) for kind, passes in sorts])
 
     # -- backward ------------------------------------------------------------------------------------------------------
 

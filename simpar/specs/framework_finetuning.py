@@ -220,10 +220,12 @@ PRIME_RL: Final = (
          "loss_work": (*_OTHERS, ("tiled", "composite", 54.0, 58.0)), "expandable_segments": True,
          "gradient_adds": "", "selective_recompute": ("core_attn",), "fused_norm": False, "normed_bytes": 2.0,
          "repeats_keys": False, "frozen_bytes": 4.0, "complex_rope": False, "linears_apart": LINEARS_APART,
-         "compiles_checkpoints": False, "recompute_stops_early": True},
+         "compiles_checkpoints": False, "recompute_stops_early": True,
+         "expert_output_bytes": (20.0, 36.0), "expert_rows": "added", "expert_order": "indexed", "eager_experts": False},
         "prime-rl src/prime_rl/trainer/model.py (fp32 shards, bf16 compute, fp32 reduction; each layer compiled alone), "
         "optimization_dtype float32 of every weight, frozen ones included; transformers' rotary embedding and linears, its "
-        "RMSNorm, multiplied by its weight in 16 bits, and FlashAttention on fewer heads of keys and values; "
+        "RMSNorm, multiplied by its weight in 16 bits, and FlashAttention on fewer heads of keys and values; models/layers/moe.py: "
+        "gather and scatter_add of rows without padding; "
         "sft/train.py and models/layers/lm_head.py: the head's output becomes fp32, which stays until the loss and the 16-bit "
         "one does not, torch's cross-entropy outside of any graph; the packed batch of one row makes transformers "
         "modeling_flash_attention_utils.py branch on a tensor (_is_packed_sequence), and torch utils/checkpoint.py runs a "

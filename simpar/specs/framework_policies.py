@@ -59,7 +59,12 @@ class Kernels(Policy):
         repeats_keys: keys and values are copied to as many heads as queries have, and kept so.
         value_views, expert_output_fp32, unfused_attention_fp32: see graph/attention_kernels.py.
         expert_output_bytes: where scores weigh experts' outputs in fp32, HBM bytes per element that eager kernels move for it,
-            forward and backward, beside the copy of each row to its token.
+            forward and backward, beside the copy of each row to its token, or its sum.
+        expert_rows: how rows of one token become one, outputs and backward gradients of inputs (graph/kernels.py, ROW_SUMS): fused,
+            added (torch's scatter_add), placed (by token, in a batched product; gradients sorted and added), sorted (both).
+        bulk_row_adds: atomic sums of rows are left to the copy engine of each SM.
+        expert_order: how rows come into the order of the local experts (parallel/expert.py, SORTS).
+        eager_experts: outputs are weighed in eager kernels although layers are compiled.
         qkv_copies: further copies of packed queries, keys and values per layer whose keys are not repeated (layouts, rotary).
         quantised_inputs: products with a frozen weight in fewer than 16 bits keep what they multiply all the same.
         narrow_inputs: precisions whose matmuls keep their inputs in that format although the framework otherwise keeps 16 bits.
@@ -124,6 +129,10 @@ class Kernels(Policy):
     unfused_attention_fp32: bool = False
     expert_output_fp32: bool = False
     expert_output_bytes: tuple[float, float] = (0.0, 0.0)
+    expert_rows: Literal["fused", "added", "placed", "sorted"] = "fused"
+    expert_order: Literal["chunks", "local", "indexed", "padded"] = "chunks"
+    bulk_row_adds: bool = False
+    eager_experts: bool = False
     qkv_copies: float = 0.0
     quantised_inputs: bool = False
     narrow_inputs: tuple[str, ...] = ()
@@ -153,6 +162,11 @@ class Kernels(Policy):
     gate_apart: bool = False
     adapters: Literal["packed", "each", "fp32"] = "packed"
     one_queue: bool = False
+
+    @property
+    def weighs_apart(self) -> bool:
+        """Whether kernels of their own weigh experts' outputs in fp32."""
+        return self.expert_output_fp32 and (self.eager_experts or not self.fused_activation)
 
     def attention_kernel(self, architecture: str) -> AttentionKernel:
         """The attention kernel on a GPU of `architecture` ("ampere", ...), of heads that it takes."""

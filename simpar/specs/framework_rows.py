@@ -83,9 +83,10 @@ _MEGATRON: Final = (
         "(average_losses_across_data_parallel_group); --check-for-nan-in-loss-and-grad reads every bucket; Llama-style recipes "
         "train without dropout"),
     Row((2024, 3),
-        {"expert_virtual_stages": "middle"},
+        {"expert_virtual_stages": "middle", "expert_order": "local"},
         "Megatron-LM core 0.6 transformer/moe/README.md, best practice 3: virtual stages wherever there are pipeline stages, a "
-        "value in the middle of the divisors of layers / stages"),
+        "value in the middle of the divisors of layers / stages; token_dispatcher.py sorts rows by local expert (num_local_experts "
+        "> 1), on one expert rank too"),
     Row((2024, 4),
         {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn")),
          "attention_head_dim": (("blackwell", 128, "unfused"), ("", 256, "unfused"))},

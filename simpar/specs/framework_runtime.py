@@ -1,5 +1,5 @@
 """What the software below every framework takes of the device and brings, as dated rows: CUDA context, NCCL's buffers, cuBLAS's
-workspaces, torch's attention on AMD's GPUs.
+workspaces, torch's attention on AMD's GPUs and its sums of rows.
 
 The rows of framework_rows.py come on top; a framework whose container is ahead of torch's wheels says so there.
 """
@@ -54,6 +54,11 @@ RUNTIME: Final = (
         (2026, 3),
         {"blas_workspace_bytes": (("", 8_519_680.0), ("hopper", 32 * MiB), ("blackwell", 32 * MiB))},
         "pytorch PR 175344: 32 MiB on Blackwell as well",
+    ),
+    Row(
+        (2026, 8),
+        {"bulk_row_adds": True},
+        "torch 2.13: scatter_add reduces whole rows by TMA from Hopper on (pytorch PR 182675, torch/_native/ops/scatter_add)",
     ),
 )
 """The rows in order of time."""

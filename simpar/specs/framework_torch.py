@@ -77,7 +77,8 @@ TORCHTITAN: Final = (
          "fsdp_reduce_input_stays": True, "optimizer_traffic_bytes": 32.0, "logits_fp32_copies_parallel": 3.5,
          "torch_ring": True, "keeps_stage_outputs": True, "last_outputs": "all", "receive_buffers_per_microbatch": True,
          "whole_embedding_gradient": True, "value_views": True, "expert_output_fp32": True, "separate_casts": True,
-         "expert_output_bytes": (22.0, 36.0), "only_cp_style": "all_gather", "selective_recompute": ("op",),
+         "expert_output_bytes": (20.0, 36.0), "expert_rows": "added", "expert_order": "padded", "only_cp_style": "all_gather",
+         "selective_recompute": ("op",),
          "microbatch_per_stage": True, "sequence_parallel_default": True, "gradient_adds": "pipelines",
          "fsdp_gather_copy_bytes": 4.0, "fsdp_reduce_copy_bytes": 6.0, "unlisted_attention": ("cudnn",), "rocm_attention": "",
          "fsdp_group_cpu_s": (0.36e-3, 0.42e-3),
@@ -94,7 +95,9 @@ TORCHTITAN: Final = (
         "inputs, weights and gradients by the compiler; Float8ColwiseParallel and Float8RowwiseParallel gather after the "
         "cast); torch context_parallel, which gathers keys and values unless told otherwise; the per-op policy of selective "
         "checkpointing; of 2024: as many micro-batches as pipeline ranks; torchtitan models/deepseek_v3 (values split off the "
-        "up-projection) and models/moe (scores applied after the experts, in fp32); torch.distributed.pipelining stage.py "
+        "up-projection) and models/moe (scores applied after the experts, in fp32, outputs brought back by scatter_add, as the "
+        "gradients of inputs that gather took; _permute and _unpermute copy rows with an empty one and put them in order, on one "
+        "expert rank too); torch.distributed.pipelining stage.py "
         "(fwd_cache, output_chunks, args_recv_info, grad_recv_info); torchtitan and torch FSDP2 sources "
         "(_fsdp_param_group.py: reduce_scatter_states; _fsdp_param.py: without a reduction, as in a pipeline, each backward "
         "adds the 16-bit gradients to their fp32 sums); tensor/parallel/loss.py: the vocabulary-parallel loss is composite, "
@@ -128,20 +131,23 @@ TORCHTITAN: Final = (
     Row((2025, 10), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn")), "fused_norm": True},
         "torchtitan models/attention.py (PR 1776): cuDNN first everywhere; torch 2.9 has RMSNorm as one kernel (PR 153666), "
         "before that nn.RMSNorm and torchtitan's own are chains in fp32"),
-    Row((2025, 11), {"last_outputs": "one"},
+    Row((2025, 11), {"last_outputs": "one", "eager_experts": True},
         "torchtitan PR 1922 (2025-10-22): schedules are stepped with return_outputs=False (torch PR 165822), so that an "
-        "output of the last stage goes with its micro-batch, but for that which a variable of torch's loop holds"),
-    Row((2025, 12), {"unlisted_attention": (), "expert_output_bytes": (12.0, 14.0)},
+        "output of the last stage goes with its micro-batch, but for that which a variable of torch's loop holds; "
+        "models/llama4/infra/parallelize.py apply_compile compiles modules inside a mixture of experts, not its own forward"),
+    Row((2025, 12), {"unlisted_attention": (), "expert_output_bytes": (12.0, 6.0), "expert_rows": "placed"},
         "torchtitan PR 1974 (2025-11-21): experts' outputs are put in the order of tokens, cast and weighed by a batched product, "
-        "not multiplied and added to their tokens; PR 2095: until then the list of per-op selective checkpointing had torch's "
-        "flash and efficient attention, not cuDNN's"),
+        "not multiplied and added to their tokens, and rows taken by an index; PR 2095: until then the list of per-op selective "
+        "checkpointing had torch's flash and efficient attention, not cuDNN's"),
     Row((2026, 2), {"repeats_keys": False}, "torchtitan PR 2259: attention takes fewer heads of keys and values as they are"),
     Row((2026, 3), {"loss": "chunked", "loss_chunks": 8, "narrow_inputs": ("nvfp4",), "fp4_layers": 0.85, "listed_exchanges": "all",
                     "attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn9.19"))},
         "torch 2.11 comes with cuDNN 9.19 (2.10 with 9.10); torchtitan ChunkedLossWrapper as the default; PR 2357: "
         "one list of saved ops for all models; torchao's nvfp4 linear saves its input in 4 bits; torchtitan "
         "components/quantization/nvfp4.md: the recipes leave the last 15 % of the layers and the head in bf16"),
-    Row((2026, 4), {"expert_output_bytes": (22.0, 36.0)}, "torchtitan PR 2775 (2026-04-06): multiplied and added again"),
+    Row((2026, 4), {"expert_output_bytes": (20.0, 36.0), "expert_rows": "sorted", "expert_order": "indexed"},
+        "torchtitan PR 2775 (2026-04-06): multiplied and added again, deterministically; PR 2774: no padding in 16 bits"),
+    Row((2026, 5), {"eager_experts": False}, "torchtitan PR 2741 (2026-04-14): layers with experts compile as a whole"),
     Row((2026, 6), {"attention": (("", "flex"),), "linears_apart": LINEARS_APART[1:]},
         "torchtitan PR 3571: language models run FlexAttention on its Triton kernels; PR 3714: one linear for queries, keys and "
         "values"),
@@ -238,7 +244,8 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
         "torchtitan",
         (Row((2025, 10),
              {"fused_norm": True, "normed_bytes": 2.0, "fused_activation": True, "fused_clamp": True, "repeats_keys": False,
-              "value_views": False, "expert_output_fp32": False, "fsdp_root": "tied", "pure_bf16": True,
+              "value_views": False, "expert_output_fp32": False, "expert_rows": "fused", "expert_order": "chunks",
+              "fsdp_root": "tied", "pure_bf16": True,
               "fsdp_defers_reduction": True, "recompute_default": "none", "selective_recompute": ("core_attn",),
               "recompute_stops_early": True, "microbatch_per_stage": False, "sequence_parallel_default": False,
               "last_outputs": "all", "torch_ring": False, "only_cp_style": "", "loss": "unfused", "logits_fp32_copies": 2.5,
