@@ -140,7 +140,9 @@ def test_a_gpu_profile_with_measured_products_loads_and_prices_them(tmp_path: Pa
     assert mine.hardware.node.host_slowdown == pytest.approx(2.0)
     assert mine.gemm(Gemm(4096, 4096, 4096)).provenance == "measured"
     # Shapes beside the measured ones: the one scale must bring back the model that made the times.
-    assert mine.gemm(Gemm(8192, 4096, 4096)).seconds == pytest.approx(shipped.gemm(Gemm(8192, 4096, 4096)).seconds, rel=0.15)
+    for dtype in ("bf16", "fp32"):
+        wide = Gemm(8192, 4096, 4096, dtype)
+        assert mine.gemm(wide).seconds == pytest.approx(shipped.gemm(wide).seconds, rel=0.15), dtype
 
 
 @given(st.floats(1e-12, 1e-10), st.floats(0.0, 1e-9), st.floats(0.0, 1e-4))

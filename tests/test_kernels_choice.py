@@ -95,13 +95,36 @@ def test_base_and_scale() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "tera"), [("rtx-5090", 237.0), ("rtx-pro-6000", 413.0), ("rtx-a6000", 123.3), ("a40", 122.3), ("l4", 58.0)]
-)
-def test_cards_reach_what_torch_s_largest_products_do(name: str, tera: float) -> None:
-    """zzc0721/torch-performance-test-data: the best of its bf16 products, most of them of 8,192 to 16,384 rows."""
-    work = Gemm(16384, 16384, 16384)
-    seconds = KernelModel(load_hardware(name)).gemm(work).seconds
-    assert 2 * work.m * work.n * work.k / seconds == pytest.approx(tera * 1e12, rel=0.06)
+    ("name", "tera", "fp32"),
+    [
+        ("rtx-5090", 237.0, 67.5), ("rtx-pro-6000", 413.0, 77.1), ("rtx-a6000", 123.3, 23.9), ("a40", 122.3, None),
+        ("l4", 58.0, None), ("t4", 42.0, 4.35), ("dgx1-v100-16gb", 94.8, 14.06), ("l40s", 269.2, 46.9), ("rtx-3090", 76.5, 24.7),
+        ("rtx-4090", 165.0, 54.5), ("a10", 56.0, 14.0), ("a10g", 66.6, 23.2), ("h100-pcie", 495.9, 37.0),
+        ("rtx-6000-ada", None, 35.3),
+    ],
+)  # fmt: skip
+def test_cards_reach_what_torch_s_largest_products_do(name: str, tera: float | None, fp32: float | None) -> None:
+    """zzc0721/torch-performance-test-data and chsasank/device-benchmarks: the best of their 16-bit products, most of them of 8,192
+    to 16,384 rows, and of those in fp32, outside tensor cores. An H100's constants are those of its power limit: its cards are as
+    far behind it as there."""
+    model = KernelModel(load_hardware(name))
+    size = 16384
+    beside = 790.6e12 * KernelModel(load_hardware("dgx-h100")).gemm(Gemm(size, size, size)).seconds / (2 * size**3)
+    for dtype, measured in (("fp16", tera), ("fp32", fp32)):
+        if measured is not None:
+            rate = 2 * size**3 / model.gemm(Gemm(size, size, size, dtype)).seconds
+            assert rate * (beside if name == "h100-pcie" else 1.0) == pytest.approx(measured * 1e12, rel=0.08), dtype
+
+
+def test_fp32_outside_tensor_cores_goes_by_what_was_measured() -> None:
+    """By peaks an RTX 4090 would reach half of its bf16 rate in fp32: it reaches a third. A T4 has no TF32: it runs fp32."""
+    profile = load_hardware("rtx-4090")
+    without_it = profile.model_copy(update={"kernels": profile.kernels.model_copy(update={"fp32_over_bf16": None})})
+    work = {dtype: Gemm(8192, 8192, 8192, dtype) for dtype in ("bf16", "tf32", "fp32")}
+    known, by_peaks, t4 = (KernelModel(p) for p in (profile, without_it, load_hardware("t4")))
+    assert known.gemm(work["fp32"]).seconds / by_peaks.gemm(work["fp32"]).seconds == pytest.approx(0.5 / 0.33, rel=0.02)
+    assert known.gemm(work["tf32"]).seconds == by_peaks.gemm(work["tf32"]).seconds
+    assert t4.gemm(work["tf32"]).seconds == pytest.approx(t4.gemm(work["fp32"]).seconds)
 
 
 def test_what_a_profile_measured_beside_its_base_is_not_called_scaled() -> None:

@@ -263,7 +263,8 @@ def test_precision_of_a_gpu_without_bf16() -> None:
     [
         ({"gpu": "Tesla V100-SXM2-16GB"}, "dgx1-v100-16gb"), ({"gpu": "V100", "gpus_per_node": 16}, "dgx2-v100-32gb"),
         ({"gpu": "Quadro RTX 8000"}, "rtx-8000"), ({"gpu": "RTX8000"}, "rtx-8000"),
-        ({"gpu": "T4"}, "t4"), ({"gpu": "NVIDIA L4"}, "l4"), ({"gpu": "L40S"}, "l40s"), ({"gpu": "A10G"}, "a10g"),
+        ({"gpu": "T4"}, "t4"), ({"gpu": "NVIDIA L4"}, "l4"), ({"gpu": "L40S"}, "l40s"),
+        ({"gpu": "A10G"}, "a10g"), ({"gpu": "A10"}, "a10"),
         ({"gpu": "GeForce RTX 3090"}, "rtx-3090"), ({"gpu": "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"}, "rtx-pro-6000"),
         ({"gpu": "NVIDIA GB10"}, "gb10"), ({"gpu": "2 x NVIDIA DGX Spark"}, "gb10"), ({"gpu": "RTX 3090 Ti"}, "rtx-3090-ti"),
         ({"gpu": "NVIDIA GeForce RTX 4060 Laptop GPU"}, "rtx-4060-laptop"), ({"gpu": "GeForce RTX 4090"}, "rtx-4090"),

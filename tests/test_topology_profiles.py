@@ -19,7 +19,7 @@ EXPECTED = {
     "gb200-nvl72", "gb300-nvl72", "dgx-a100-80gb", "dgx-a100-40gb", "hgx-a800", "a100-pcie", "l40s", "rtx-4090",
     "gh200", "mi300x", "gtx-580-pair", "tpu-v4", "tpu-v5p", "cpu-gloo", "gh200-quad", "hgx-a100-4gpu-40gb", "hgx-h100-4gpu-64gb",
     "hgx-a100-4gpu-64gb", "hgx-a100-4gpu-80gb",
-    "dgx1-v100-16gb", "dgx1-v100-32gb", "dgx2-v100-32gb", "t4", "l4", "a10g", "rtx-3090", "rtx-a6000",
+    "dgx1-v100-16gb", "dgx1-v100-32gb", "dgx2-v100-32gb", "t4", "l4", "a10", "a10g", "rtx-3090", "rtx-a6000",
     "rtx-6000-ada", "h100-nvl", "mi250x", "mi325x", "mi350x", "mi355x", "tpu-v5e", "tpu-v6e", "rtx-5090",
     "rtx-pro-6000", "a40", "l40", "mi100", "mi210", "rtx-3090-ti", "rtx-pro-4000", "rtx-8000", "gb10",
     "rtx-4060-laptop",

@@ -12,6 +12,7 @@ from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.expert import fixes_tokens
 from simpar.parallel.layout import Layout
 from simpar.specs.framework_policies import Pipeline
+from simpar.specs.hardware import USUAL_X86
 
 PASS_SHARE = {"F": 1 / 3, "B": 2 / 3}
 """Of the host's time for forward and backward of a block, where it runs ahead from pass to pass: what one pass is launched late
@@ -71,19 +72,34 @@ class HostTimes:
         return self._launched[key]
 
 
+def _benchmarked(layout: Layout) -> bool:
+    """Whether the framework's host times are those of benchmarks, which ran beside GPUs."""
+    return layout.framework.host.benchmarked and layout.hardware.gpu.vendor in ("nvidia", "amd")
+
+
+def slowdown(layout: Layout) -> float:
+    """Time of Python, dispatcher and driver calls over what the framework's host times say."""
+    node = layout.hardware.node
+    unknown = _benchmarked(layout) and node.host_linear is None and node.cpu in ("intel", "amd")
+    return node.host_slowdown * (USUAL_X86 if unknown else 1.0) * layout.calibration.host
+
+
+def hooks_slowdown(layout: Layout) -> float:
+    """The same of hooks and of the update's tensors, which were benchmarked in a virtual machine, a usual host (`Host`)."""
+    return slowdown(layout) / (USUAL_X86 if _benchmarked(layout) else 1.0)
+
+
 def launch_seconds(layout: Layout, price: BlockPrice, phase: str) -> float:
     """Host time to launch a block's kernels; the device waits where this is the longer one."""
     spec, training = layout.framework, layout.training
     # What discards its output (norms, an activation) runs again as a function, without the modules around it and their hooks.
     passes = 2.0 if phase != "F" and price.repeats_modules else 1.0
-    slow = layout.hardware.node.host_slowdown * layout.calibration.host
+    slow = slowdown(layout)
     each = slow * (spec.host.launch_s if phase == "F" else spec.host.backward_launch_s)
     if training.cuda_graphs:
         return price.expert_kernels * each if training.cuda_graph_scope == "attention" else 0.0
-    beside = (
-        price.collectives * spec.host.collective_cpu_s + _sharding_hooks_s(layout, price, phase) + _checks_s(layout, price, phase)
-    )
-    beside *= slow
+    beside = slow * (price.collectives * spec.host.collective_cpu_s + _checks_s(layout, price, phase))
+    beside += hooks_slowdown(layout) * _sharding_hooks_s(layout, price, phase)
     if layout.compiled:
         return slow * price.kernels * spec.host.compiled_launch_s + beside
     forwards = 1.0 if phase == "F" else passes - 1.0
@@ -106,7 +122,7 @@ def launch_seconds(layout: Layout, price: BlockPrice, phase: str) -> float:
         # A fetch or two ahead, the host hides behind the layer's kernels what its hooks take, norms' chains included.
         hooks = passes * (price.weights + price.containers)
         hooks += price.pairs * (forwards * PAIR_HOOKS["F"] + (0.0 if phase == "F" else PAIR_HOOKS["B"]))
-        host += slow * hooks * spec.host.fsdp_module_cpu_s
+        host += hooks_slowdown(layout) * hooks * spec.host.fsdp_module_cpu_s
         host = max(price.seconds, host)
     if spec.host.fsdp_rank_lists and layout.gathers_by_layer:
         lists = price.matrices * (1 if phase == "F" else 2)

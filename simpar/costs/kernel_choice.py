@@ -137,6 +137,7 @@ def _merge(own: KernelConstants, base: KernelConstants) -> KernelConstants:
             "grouped": own.grouped or base.grouped,
             "memory": {**base.memory, **own.memory},
             "memory_bandwidth_share": own.memory_bandwidth_share or base.memory_bandwidth_share,
+            "fp32_over_bf16": own.fp32_over_bf16,
             "points": own.points,
         }
     )

@@ -110,7 +110,7 @@ class KernelModel:
     # -- GEMM ------------------------------------------------------------------------------------------------------
 
     def gemm_set(self, dtype: str) -> tuple[GemmConstants, Provenance]:
-        """The constants that price `dtype` and their provenance; other dtypes are scaled from bf16 by their peaks."""
+        """The constants that price `dtype` and their provenance; others are bf16's, scaled by peaks or as measured."""
         if dtype not in self._sets:
             self._sets[dtype] = self._gemm_set(dtype)
         return self._sets[dtype]
@@ -131,12 +131,14 @@ class KernelModel:
         if base is None or peak_key not in ("bf16", "fp8", "fp4", "fp32", "tf32"):
             raise unknown("GEMM dtype", dtype, ["bf16", "fp16", "fp8", "fp8_row", "fp8_block", "mxfp8", "fp4", "fp32", "tf32"])
         ratio = self.hardware.peak_flops_per_s(peak_key) / self.hardware.peak_flops_per_s("bf16")
+        vectors = key == "fp32" or (key == "tf32" and key not in self.hardware.gpu.peak_flops)
+        known = constants.fp32_over_bf16 if vectors else None
         size = _WIDTHS.get(key, 2.0)
         update = {
             "dtype": key,
-            "rate_flops_per_s": base.rate_flops_per_s * ratio,
+            "rate_flops_per_s": base.rate_flops_per_s * (known or ratio),
             "input_bytes": size,
-            "derived": "bf16 by peaks",
+            "derived": "bf16 by measured rates" if known else "bf16 by peaks",
             "output_bytes": size if size > 2 else 2.0,
         }
         return base.model_copy(update=update), Provenance.SCALED

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from simpar.costs.block_price import worst_each
+from simpar.costs.host import hooks_slowdown
 from simpar.costs.key_price import KeyPrice, scaled
 from simpar.costs.price import Price, Provenance
 from simpar.parallel import modules
@@ -81,8 +82,7 @@ def update_price(layout: Layout, stages: Sequence[int], work: Pricing, norm_s: f
             parts += [scaled(price, calibration.compute) for price in products]
             cut += _tensor_gathers(owned, work, expert=expert)
             gathers += _matrix_gathers(layout, same, work, expert=expert)
-    slow = layout.hardware.node.host_slowdown * calibration.host
-    launches_s = slow * spec.host.optimizer_tensor_cpu_s * sum(modules.weights(block.layer) for block in blocks)
+    launches_s = hooks_slowdown(layout) * spec.host.optimizer_tensor_cpu_s * sum(modules.weights(block.layer) for block in blocks)
     update_s = max(sum(p.seconds for p in parts), launches_s - lead_s)
     update_s += norm_s + spec.host.optimizer_cpu_s * calibration.host + calibration.step_s
     if kind.synchronises:

@@ -219,6 +219,8 @@ def _kernels(facts: Facts, base: Table, gpu: Table) -> Table:
         "bandwidth_scale": old.get("bandwidth_scale", ratio),
         "source": facts.source.format("rate of the largest products and of the memory over the base's"),
     }  # fmt: skip
+    if "fp32_over_bf16" in old:
+        kernels["fp32_over_bf16"] = old["fp32_over_bf16"]
     if copied:
         kernels["memory_bandwidth_share"] = min(copied / peak, 1.5)
     shares = {r["op"]: min(r["bytes"] / r["seconds"] / peak, 1.5) for r in facts.store.of_kind("memory")}

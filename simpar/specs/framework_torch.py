@@ -10,7 +10,7 @@ from simpar.specs.framework_words import LOSS_WORK
 TORCH: Final[dict[str, Any]] = {
     "fused_activation": False, "fused_residual": False, "fused_rope": False, "fused_softmax": False,
     "wgrad_accumulation_fusion": False, "loss": "unfused", "logits_fp32_copies": 2.5, "logits_fp32_copies_fused": 0.0,
-    "optimizer_kernel": "fused", "optimizer_tensor_cpu_s": 18e-6,
+    "optimizer_kernel": "fused", "optimizer_tensor_cpu_s": 18e-6, "benchmarked": True,
     "bucket_elements_min": 0.0, "bucket_elements_per_rank": 0.0, "bucket_bytes": 25.0 * 2**20,
     "buckets_on_first_pipeline_rank_only": False, "attention": (("", "fa2"),), "input_gradient_releases": False,
     "gradients_persist": False, "contiguous_buffers": False, "experts_in_one_kernel": True, "states_follow_parameters": True,
@@ -49,7 +49,7 @@ NANOTRON: Final = (
             "overlap_p2p_interleaved": False, "overlap_p2p_zero_bubble": False, "receives_block_host": True,
             "pending_collectives": 50,
             # host
-            "layer_cpu_s": 1.8e-3, "collective_cpu_s": 55e-6,
+            "layer_cpu_s": 1.8e-3, "collective_cpu_s": 55e-6, "benchmarked": False,
         },
         "nanotron sources: 25 MB buckets, stages cut by compute cost, all-gather redone in the backward. trainer.py make_ddp: "
         "DistributedDataParallel without ZeRO, its buckets hold the 16-bit gradients; optim/gradient_accumulator.py all-reduces "

@@ -12,7 +12,8 @@ XLA: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
     "maxtext": (
         "",
         (Row((2023, 6),
-             {**TORCH, "compile": True, "abilities": (), "fused_activation": True, "fused_residual": True, "fused_rope": True,
+             {**TORCH, "benchmarked": False, "compile": True,
+              "abilities": (), "fused_activation": True, "fused_residual": True, "fused_rope": True,
               "zero_stage_default": 3, "parameter_bytes": 0.0, "static_routing": True, "fsdp_reduce_dtype": "bf16",
               "attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn"))},
              "MaxText on XLA (SPMD FSDP), fusions assumed equal to a compiled torch graph; layers/moe.py dense_matmul: with a "

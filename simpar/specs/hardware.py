@@ -67,6 +67,9 @@ HOST_LINEAR_S: Final = 13.5e-6
 2053, 2025-08)."""
 HOST_SLOWDOWN: Final = {"grace": 2.6}
 """The same on GB200, 37.1 us, and on GH200, 33.2 us, over it."""
+USUAL_X86: Final = 1.6
+"""An x86 host of which no more is known, over that Xeon: the geometric mean of it and of a virtual machine beside an H100, 34.4 us
+(validation/measured/h100-2026-11/host.jsonl). Assumed; other machines are not known."""
 
 
 class NodeSpec(Spec):

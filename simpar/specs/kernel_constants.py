@@ -219,6 +219,8 @@ class KernelConstants(Spec):
     """Rates of the base's attention forward times this; none = `compute_scale`."""
     attention_backward_scale: Positive | None = None
     """The same of its backward; none = as forward."""
+    fp32_over_bf16: Positive | None = None
+    """Rate of fp32 products outside tensor cores over that of 16-bit ones, both measured; none = as their peaks."""
     source: str = ""
     """Why the base and the scales are right."""
     default_library: str = ""
