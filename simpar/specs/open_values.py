@@ -29,7 +29,8 @@ PRIORS: Final[dict[str, dict[Any, float]]] = {
     "plan.sequence_parallel": {False: 0.21, True: 0.79},
     "plan.overlap_grad_reduce": {False: 0.17, True: 0.83},
     "plan.overlap_param_gather": {False: 0.18, True: 0.82},
-    "training.micro_batch_size": {1: 0.41, 2: 0.14, 3: 0.01, 4: 0.16, 5: 0.01, 6: 0.02, 8: 0.1, 12: 0.02, 16: 0.04, 32: 0.04, 64: 0.01},
+    "training.micro_batch_size": {1: 0.41, 2: 0.14, 3: 0.01, 4: 0.16, 5: 0.01, 6: 0.02, 8: 0.1, 12: 0.02, 16: 0.04, 32: 0.04,
+                                  64: 0.01},
     "training.compile": {False: 0.4, True: 0.6},
 }  # fmt: skip
 """Field -> value -> share of published runs that state it, each source with the same weight: what `python -m
