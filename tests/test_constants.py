@@ -115,7 +115,7 @@ def test_combined_factors_stay_within_their_bounds() -> None:
 
 
 def test_a_fit_recovers_and_shrugs_off_sick_runs() -> None:
-    data = Data.of(runs(40, true={"compute": 1.3}, noise=0.01))
+    data = Data.of(runs(200, true={"compute": 1.3}, noise=0.01))
     (found,) = fit(data, [Constant(name="compute", family="f", value=1.0)])
     assert found.value == pytest.approx(1.3, rel=0.03)
     sick = Data.of([replace(s, measured=10.0 * s.measured) if i % 5 == 0 else s for i, s in enumerate(data.samples)])
@@ -127,11 +127,11 @@ def test_few_sources_move_a_constant_less_than_many() -> None:
     """Partial pooling: the same runs from one source say less than from many, and all are pulled towards neutral."""
 
     def compute(sources: int) -> float:
-        data = Data.of([constant_pace(1.3, f"s{i % sources}") for i in range(30)])
+        data = Data.of([constant_pace(1.3, f"s{i % sources}") for i in range(300)])
         return fit(data, [Constant(name="compute", family="f", value=1.0)])[0].value
 
-    assert 1.0 < compute(1) < 1.15 < compute(3) < 1.25 < compute(30) < 1.3
-    assert compute(30) == pytest.approx(1.3, rel=0.03)
+    assert 1.0 < compute(1) < 1.05 < compute(3) < 1.15 < compute(30) < 1.26 < compute(300) < 1.3
+    assert compute(300) == pytest.approx(1.3, rel=0.03)
 
 
 def constant_pace(factor: float, source: str, **group: str) -> Sample:
@@ -147,8 +147,8 @@ def test_a_source_of_many_runs_weighs_little_more_than_one_run() -> None:
         data = Data.of([*many, *(constant_pace(1.4, f"s{i}") for i in range(singles))])
         return fit(data, [Constant(name="compute", family="f", value=1.0)])[0].value
 
-    assert compute(1) < 1.1
-    assert compute(8) > 1.2
+    assert compute(1) < 1.05
+    assert compute(8) > 1.1
 
 
 @pytest.mark.parametrize("count", [1, 149, 150, 151, 299, 301, 1036])
@@ -177,7 +177,7 @@ def test_left_out_errors_never_see_their_source() -> None:
 def test_the_gate_keeps_what_carries_over_and_nothing_else() -> None:
     """A factor of all runs stays; one that a single source needs does not, however much it would gain there."""
     strange = [replace(s, source="strange", measured=1.8 * s.measured) for s in runs(1, rows=30)]
-    data = Data.of([*runs(14), *strange])
+    data = Data.of([*runs(60), *strange])
     found = select(data)
     assert {e.name for e in found} == {"compute"}
     assert all(e.gain > e.gain_se > 0 for e in found)
@@ -190,7 +190,7 @@ def test_the_gate_keeps_what_carries_over_and_nothing_else() -> None:
 @pytest.mark.parametrize("sources", [3, 8])
 def test_a_constant_of_an_architecture_leaves_alone_a_family_that_it_harms(sources: int) -> None:
     """Two families need 1.3 on the chip, a third nothing: it is not charged, also where it has too few runs to say so alone."""
-    slow = [s for name in ("slow", "slower") for s in runs(8, true={"compute": 1.3}, family=name)]
+    slow = [s for name in ("slow", "slower") for s in runs(60, true={"compute": 1.3}, family=name)]
     right = runs(sources, true={"compute": 1.0}, family="right")
     found = select(Data.of([*slow, *right]))
     mine = Data.of(right)
@@ -202,7 +202,7 @@ def test_a_constant_of_an_architecture_leaves_alone_a_family_that_it_harms(sourc
     assert not alone.holds("right", "a")
     assert alone.holds("unseen", "a")
     assert alone.group == "architecture=a, not right"
-    assert len(alone.sources) == 16
+    assert len(alone.sources) == 120
 
 
 def test_a_kept_constant_has_the_gain_of_the_runs_at_hand() -> None:
