@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from simpar.parallel.traffic import stays_gathered
-from simpar.result.gathers import Gathers, head_gradient_bytes, held_inputs, root_weights
+from simpar.result.gathers import Gathers, bucket_elements, head_gradient_bytes, held_inputs, root_weights
 from simpar.searching.blocks import Gathered
 from simpar.searching.stages import _gathers
 from simpar.specs.scenario import make_scenario
@@ -242,7 +242,9 @@ def test_the_search_gathers_the_same(framework: str, training: dict[str, Any]) -
     held = np.array([[b.dense_parameters + b.expert_parameters for b in blocks]])
     trained, root = np.array([[sum(layout.trained(b)) for b in blocks]]), np.array([root_weights(layout, blocks)])
     head, reuse = head_gradient_bytes(layout), layout.framework.data.fsdp_reuse_weights
-    gathered = Gathered(layout.state_bytes.gather, layout.state_bytes.reduce, 1, head=head, reuse=reuse)
+    bucket = bucket_elements(layout)
+    assert (bucket > 0.0) is (framework == "deepspeed")
+    gathered = Gathered(layout.state_bytes.gather, layout.state_bytes.reduce, 1, head=head, reuse=reuse, bucket=bucket)
     passes = held * np.where(np.array([[b.working for b in blocks]]) > 0.0, 3.0, 2.0)
     found = _gathers(held, trained, root, np.array([True]), passes, gathered)
     for one, name in zip(found, ("forward", "begin", "end"), strict=True):

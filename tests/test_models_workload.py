@@ -34,6 +34,11 @@ def test_ops_hold_the_parameters_of_the_ledger(name: str) -> None:
     assert ledger - left_out <= network.parameters <= ledger
 
 
+def _moved(kernel: Kernel, *, backward: bool) -> float:
+    """Bytes per element of a pass, what other kernels move beside included."""
+    return sum(each for _, each in (kernel.backward if backward else kernel.forward)) + sum(k[2 + backward] for k in kernel.beside)
+
+
 def test_biases_and_clamps_of_experts_are_kernels_of_their_own_unless_fused() -> None:
     plain = load_model("qwen3-30b-a3b")
     assert isinstance(plain, TransformerSpec)
@@ -42,11 +47,7 @@ def test_biases_and_clamps_of_experts_are_kernels_of_their_own_unless_fused() ->
     def expert_ops(model: TransformerSpec, *, fused: bool) -> dict[str, tuple[float, float]]:
         layer = next(layer for layer in token_network(model, 1, 128).layers if layer.name == "full_experts")
         found = kernels(layer, KernelPlan(Kernels(fused_expert_bias=fused)))
-        return {
-            k.node.name: (sum(each for _, each in k.forward) + k.copied[0], sum(each for _, each in k.backward) + k.copied[1])
-            for k in found
-            if k.node.name.startswith("moe/")
-        }
+        return {k.node.name: (_moved(k, backward=False), _moved(k, backward=True)) for k in found if k.node.name.startswith("moe/")}
 
     more = expert_ops(clamped, fused=False)
     assert expert_ops(clamped, fused=True).keys() == expert_ops(plain, fused=False).keys()
@@ -80,13 +81,13 @@ def test_expert_biases_and_clamps_move_what_torch_counts(bytes_each: float, copi
     model = plain.model_copy(update={"mlp_bias": True, "swiglu_limit": 7.0})
     layer = next(layer for layer in token_network(model, 1, 128).layers if layer.name == "full_experts")
     found = {k.node.name: k for k in kernels(layer, KernelPlan(row_probability_bytes=bytes_each))}
-    assert found["moe/fc2_bias"].copied == copied
+    assert [(kind, *each) for kind, _, *each in found["moe/fc2_bias"].beside] == [("copy", *copied)]
     for name, function in (("moe/fc2_bias", biased), ("moe/clamp", clamped)):
         kernel = found[name]
         counted = traffic(function, rows, width)
-        assert sum(each for _, each in kernel.forward) + kernel.copied[0] == pytest.approx(counted[0], rel=0.01)
+        assert _moved(kernel, backward=False) == pytest.approx(counted[0], rel=0.01)
         # What makes the gradient in the test moves 4 bytes more.
-        assert sum(each for _, each in kernel.backward) + kernel.copied[1] == pytest.approx(counted[1] - 4.0, rel=0.01)
+        assert _moved(kernel, backward=True) == pytest.approx(counted[1] - 4.0, rel=0.01)
 
 
 def test_a_clamp_is_part_of_a_compiled_activation() -> None:

@@ -14,6 +14,7 @@ from simpar.costs.kernels import KernelModel
 from simpar.evidence.row_framework import precision_of
 from simpar.evidence.row_machine import machine_of
 from simpar.graph.casts import GATHERED, RECIPES, casts
+from simpar.graph.masks import Mask
 from simpar.graph.rematerialise import Recompute
 from simpar.parallel import context
 from simpar.parallel.degrees import Degrees
@@ -130,10 +131,15 @@ def test_cudnn_attention_ran_again_until_the_policy_listed_it() -> None:
     assert "attention/core" not in [op.name for op in flash.backward]
 
 
-def test_a_slow_host_launches_slower() -> None:
+@pytest.mark.parametrize(("usual", "slower"), [(1.0, 2.6), (1.6, 2.6 / 1.6)])
+def test_a_slow_host_launches_slower(usual: float, slower: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grace takes 2.6 times what the Xeon of the benchmarks takes; an x86 host of which nothing is known takes 1.6 times that."""
+    from simpar.costs import host
     from simpar.costs.pricer import LayoutPricer
     from simpar.step import cost_models
 
+    assert host.USUAL_X86 == 1.6
+    monkeypatch.setattr(host, "USUAL_X86", usual)
     found = {}
     for name in ("gb200-nvl72", "dgx-b200"):
         chosen = make_scenario({
@@ -143,7 +149,7 @@ def test_a_slow_host_launches_slower() -> None:
         layout = Layout.of(chosen, 1)
         pricer = LayoutPricer(layout, *cost_models(chosen, layout.hardware))
         found[name] = launch_seconds(pricer.layout, pricer.block(layout.stage_blocks[0][1], "F"), "F")
-    assert found["gb200-nvl72"] == pytest.approx(2.6 * found["dgx-b200"])
+    assert found["gb200-nvl72"] == pytest.approx(slower * found["dgx-b200"])
 
 
 @pytest.mark.parametrize(("month", "slows"), [("2025-12", True), ("2026-01", False)])
@@ -352,7 +358,7 @@ def test_torch_ring_attends_as_much_as_the_other_and_sends_gradients_in_fp32(
 
     def ops_of(degrees: Degrees) -> tuple[LocalOp, ...]:
         ops = OpList()
-        context.attention("a", whole, degrees, 1, ops)
+        context.attention("a", whole, Mask(), degrees, 1, ops)
         return ops.done()
 
     torch, other = ops_of(Degrees(cp=cp, cp_style=style, ring_merges=merges)), ops_of(Degrees(cp=cp))
@@ -374,7 +380,7 @@ def test_a_compiled_ring_computes_nothing_beside_its_collectives(backward: bool,
         """Compute that does not wait for a collective issued before it."""
         ops = OpList()
         whole = AttentionWork(1, 4096, 4096, 8, 2, 64, 64, True, backward, "fa2")
-        context.attention("a", whole, Degrees(cp=4, cp_style=style, ring_merges=merges), 1, ops)
+        context.attention("a", whole, Mask(), Degrees(cp=4, cp_style=style, ring_merges=merges), 1, ops)
         found, waited = 0, set[int]()
         for index, op in enumerate(ops.done()):
             waited.update(op.deps)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simpar.costs import host
 from simpar.costs.host import launch_seconds
 from simpar.costs.pricer import LayoutPricer
 from simpar.errors import InputError
@@ -164,7 +165,10 @@ def test_torch_keeps_moments_as_wide_as_the_weight() -> None:
         assert KINDS["adamw"].beside(width).moments == moments / weight.numel()
 
 
-def test_narrow_states_move_less_and_paged_ones_cross_the_host_link() -> None:
+def test_narrow_states_move_less_and_paged_ones_cross_the_host_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the host of the benchmarks: a slower one is still launching this small update when the device is through with it."""
+    monkeypatch.setattr(host, "USUAL_X86", 1.0)
+
     def step_s(optimizer: str) -> float:
         return _result(small(optimizer=optimizer)).step_time_s
 
