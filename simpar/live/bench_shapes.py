@@ -20,6 +20,8 @@ Shape = Mapping[str, Any]
 MOST_SETS = 64
 BACKENDS = ("math", "flash", "efficient", "cudnn", "overrideable")
 """Of scaled_dot_product_attention, as torch numbers them."""
+ROWS_OF_TOKEN = 8
+"""Experts of a token where their rows are summed by a batched product; a shape has their rows alone."""
 SMALL = 64
 """Largest size along one axis where the command is only tried."""
 
@@ -236,6 +238,30 @@ def _memory(shape: Shape, device: str) -> Call:
         order = torch.randperm(dims["rows"], device=device)
         return _both(lambda x: x.index_select(0, order), (tensor(dims["rows"], dims["width"]),), direction)
 
+    def zero() -> Call:
+        x = tensor(dims["rows"], dims["width"]).detach()
+        return x.zero_
+
+    def rows_named() -> Call:
+        """Rows that an index names: taken, or added to the sums that it names, atomically or sorted first."""
+        x = tensor(dims["rows"], dims["width"]).detach()
+        if runs == "row_take":
+            order = torch.randperm(dims["rows"], device=device)
+            return lambda: x.index_select(0, order)
+        sums, named = torch.zeros_like(x), torch.randint(0, dims["rows"], (dims["rows"],), device=device)
+        if runs == "row_add":
+            return lambda: sums.scatter_add_(0, named[:, None].expand(-1, dims["width"]), x)
+        return lambda: sums.index_put_((named,), x, accumulate=True)
+
+    def row_product() -> Call:
+        # The gradients of a batched product that sums a token's rows, in fp32: of the rows and of their weights.
+        tokens = max(1, dims["rows"] // ROWS_OF_TOKEN)
+        weights, x, grad = (
+            torch.randn(tokens, *size, device=device)
+            for size in ((ROWS_OF_TOKEN, 1), (ROWS_OF_TOKEN, dims["width"]), (1, dims["width"]))
+        )
+        return lambda: (torch.bmm(weights, grad), torch.bmm(grad, x.transpose(1, 2)))
+
     def adam() -> Call:
         parts = [torch.nn.Parameter(torch.randn(dims["width"], dims["width"], device=device)) for _ in range(dims["rows"])]
         for p in parts:
@@ -261,7 +287,8 @@ def _memory(shape: Shape, device: str) -> Call:
         "copy": copy,
         "norm": norm, "rope": rope, "residual": residual, "activation": activation, "gate": activation,
         "cross_entropy": cross_entropy, "embedding": embedding, "softmax": softmax, "permute": permute, "adam": adam,
-        "row_sum": row_sum,
+        "row_sum": row_sum, "row_product": row_product, "zero": zero,
+        **dict.fromkeys(("row_take", "row_add", "row_sort_add"), rows_named),
     }  # fmt: skip
     return rotating(builders[runs], float(shape["shape"][0]), device)
 

@@ -26,8 +26,12 @@ ADAM_PIECE = 512
 NEAR = 1.05
 ADDED_WIDTH, ADDED_BYTES = 4096, {"fp32": 12.0, "bf16": 6.0}
 """Width of rows that stand for a sum of gradients, and bytes read and written for each element."""
-COPIED_BYTES, SUMMED_BYTES = {"fp32": 8.0, "bf16": 4.0}, {"fp32": 4.0, "bf16": 2.0}
-"""Bytes read and written for each element of a copy, and of a sum over rows."""
+_ONCE, _TWICE = {"fp32": 4.0, "bf16": 2.0}, {"fp32": 8.0, "bf16": 4.0}
+MOVED_BYTES = {
+    "copy": _TWICE, "composite": _ONCE, "zero": _ONCE, "row_take": _TWICE, "row_product": {"fp32": 8.0, "bf16": 8.0},
+}  # fmt: skip
+"""Bytes read and written for each element of a copy, of a sum over rows, of what is set to zero, of rows taken, and of gradients of
+rows weighed in fp32."""
 CHAINS = ("composite", STREAM)
 """Classes that several ops run in: their shapes name the op as well (`chain`)."""
 _ACTIVATIONS = {"fp32": "fp32"}
@@ -114,7 +118,7 @@ def shape_of(op: LocalOp, block: LocalBlock, *, gated: int, dtype: str) -> Itera
             "op": "attention", "dtype": work.dtype, "direction": "backward" if work.backward else "forward", "causal": work.causal,
             "shape": [work.batch, work.sequence_q, work.sequence_kv, work.heads, work.kv_heads, work.head_dim],
         }  # fmt: skip
-    elif isinstance(work, MemoryWork):
+    elif isinstance(work, MemoryWork) and work.bytes_moved:  # None where other kernels do it all (ROW_SUMS).
         # By name and not by phase: recomputation runs forwards in a backward.
         name = op.name.removesuffix(".backward")
         direction = "forward" if name == op.name else "backward"
@@ -123,8 +127,8 @@ def shape_of(op: LocalOp, block: LocalBlock, *, gated: int, dtype: str) -> Itera
         source = next((k for k in local.kernels if k.node.name == name), None)
         if source is None:
             # Gradients added outside their products, those of biases summed over rows, weights and gradients moved to a
-            # collective's buffer: as many bytes.
-            each = (COPIED_BYTES if work.kernel == "copy" else SUMMED_BYTES if work.kernel == "composite" else ADDED_BYTES)[dtype]
+            # collective's buffer, rows of a token added up: as many bytes.
+            each = MOVED_BYTES.get(work.kernel, ADDED_BYTES)[dtype]
             chain = {"chain": "row_sum"} if work.kernel == "composite" else {}
             width = min(ADDED_WIDTH, max(1, round(work.bytes_moved / each)))
             dims = {"rows": max(1, round(work.bytes_moved / each / width)), "width": width}

@@ -149,8 +149,7 @@ class Job:
 
     @property
     def _loss_parallel(self) -> bool:
-        asked = self.training.loss_parallel
-        return self.framework.head.logits_vocab_parallel if asked is None else asked
+        return self.framework.head.logits_vocab_parallel if (asked := self.training.loss_parallel) is None else asked
 
     @cached_property
     def degrees(self) -> Degrees:

@@ -121,8 +121,7 @@ def static_state(layout: Layout, stages: list[int]) -> tuple[tuple[str, float], 
     a = state_memory(dense, resting, zero, layout.shard_ranks)
     b = state_memory(experts, resting if layout.plan.shard_experts else state, zero, layout.expert_shard_ranks)
     more = sharded_more_moments(layout, stages)
-    work = sum(workspaces(layout.framework, layout.hardware.gpu.architecture))
-    beside = (("workspaces", work),) if work else ()
+    beside = (("workspaces", work),) if (work := sum(workspaces(layout.framework, layout.hardware.gpu.architecture))) else ()
     if layout.training.optimizer == "none":
         return (("parameters", a.parameters + b.parameters + frozen_parameters(layout, stages)), *beside)
     if layout.options.lora_rank:
@@ -137,12 +136,11 @@ def static_state(layout: Layout, stages: list[int]) -> tuple[tuple[str, float], 
         gradients = 0.0 if layout.gradients_away else sum(own.gradients for own in both)
         return (("parameters", parameters), ("gradients", gradients), ("optimizer", optimizer), *more_beside)
     # States in host memory leave the fp32 weights on the device only where the update runs there (paged moments).
-    offloaded = layout.states_away
     left = 0.0 if layout.plan.offload.optimizer else (a.optimizer + b.optimizer) * state.master / (state.optimizer or 1.0)
     found = [
         ("parameters", 0.0 if layout.plan.offload.parameters else a.parameters + b.parameters + frozen_parameters(layout, stages)),
         ("gradients", 0.0 if layout.gradients_away else a.gradients + b.gradients),
-        ("optimizer", left if offloaded else a.optimizer + b.optimizer + more),
+        ("optimizer", left if layout.states_away else a.optimizer + b.optimizer + more),
     ]
     buckets = (dense + experts) * state.bucket + buffers_at_rest(layout)
     found += [("communication_buffers", receive_buffers(layout, stages) + buckets)]
@@ -370,7 +368,6 @@ def memory_over_time(
             delta = np.zeros((len(order) + 1, len(CATEGORIES) + 1))
             delta[np.arange(1, len(order) + 1), kind[order]] = amount[order]
             times = np.concatenate([[0.0], time[order]])
-            static = static_state(own, held[rank])
             counted = np.cumsum(delta, axis=0)
             dynamic, outputs = counted[:, :-1], counted[:, -1]
             if own.framework.pipeline.last_outputs == "one":
@@ -378,7 +375,7 @@ def memory_over_time(
             dynamic[:, CATEGORIES.index("logits")] += outputs
             timed = partial(_timed_passes, layout, program, timeline, roles[rank])
             more = (outside, own.framework.allocator.fragmentation, replays, capacity, timed)
-            found.append(RankMemory(rank, static, times, dynamic, *more))
+            found.append(RankMemory(rank, static_state(own, held[rank]), times, dynamic, *more))
     replays.choose({r.rank: r.allocated_bytes for r in found})
     return tuple(found)
 

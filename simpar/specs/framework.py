@@ -15,12 +15,12 @@ from simpar.registry import unknown
 from simpar.specs.framework_allocator import Allocator
 from simpar.specs.framework_conventions import Conventions
 from simpar.specs.framework_host import Host
+from simpar.specs.framework_pipeline import Pipeline
 from simpar.specs.framework_policies import (
     DataParallel,
     Kernels,
     Loss,
     Optimizer,
-    Pipeline,
     Policy,
 )
 from simpar.specs.framework_releases import NEWEST as NEWEST
