@@ -133,7 +133,7 @@ def made(cause: str, name: str, changes: Callable[[float, Expected], dict[str, f
 
 
 INJECTED: tuple[Injection, ...] = (
-    # Slower by 1.2 standard deviations of the prediction and more: less is within what predictions are off by.
+    # From one standard deviation of the prediction on (0.19): less is within what predictions are off by.
     simulated("throttled clocks", "dp", lambda x: {"site": {"compute": 1.22 + 0.3 * x, "memory": 1.22 + 0.3 * x}}),
     simulated("a slow link", "fsdp", lambda x: {"cluster": {"nic_bandwidth_scale": 0.3 - 0.15 * x}}),
     simulated("no overlap where the plan has it", "short",
