@@ -37,6 +37,11 @@ class Hub(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.asked.append((self.path, self.headers.get("Authorization")))
         owner = self.path.split("/")[1]
+        if owner == "moved":
+            self.send_response(302)
+            self.send_header("Location", self.path.replace("moved", "open"))
+            self.end_headers()
+            return
         code = {"open": 200, "gated": 200 if self.headers.get("Authorization") else 403, "broken": 500}.get(owner, 401)
         self.send_response(code)
         if code == 401:
@@ -97,6 +102,20 @@ def test_a_token_opens_what_is_behind_a_licence(hub: list[tuple[str, str | None]
     monkeypatch.setenv("HF_TOKEN", "secret")
     assert layers("gated/some-model-1B") == 3
     assert hub[-1][1] == "Bearer secret"
+
+
+def test_a_token_does_not_go_where_the_hub_sends_on(hub: list[tuple[str, str | None]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    assert layers("moved/some-model-1B") == 3
+    assert [token for _, token in hub] == ["Bearer secret", None]
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_cache_that_cannot_be_written_is_one_clear_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(UnknownNameError, match=r"cannot be kept in .*: save http"):
+        load_model("open/some-model-1B")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from simpar.registry import unknown
+from simpar.specs.calibration import constant
 from simpar.specs.hardware import GpuSpec
 from simpar.specs.kernel_constants import MemoryClass
 
@@ -75,7 +76,7 @@ BYTES_PER_CLOCK: Final[Mapping[tuple[str, str], float]] = {
     **{("gate_backward", tier): 2.74 for tier in ("framework", "eager")},
     ("cast_transpose", "framework"): 6.3, **{("cast_column", tier): 2.8 for tier in ("framework", "eager")},
     **{(kernel, tier): rate for tier in ("tuned", "framework", "eager")
-       for kernel, rate in (("row_add", 2.9), ("row_sort_add", 5.0), ("row_product", 1.5))},
+       for kernel, rate in (("row_add", 2.9), ("row_sort_add", 5.0), ("row_product", 8.3))},
 }  # fmt: skip
 """(Class, implementation) -> what one SM reads and writes per clock in kernels whose rate the SMs set and not the memory.
 
@@ -87,9 +88,10 @@ Compiled gradients of a gate whose halves lie side by side write both from one k
 on an H100, as many in fp32 in 4.40 (pytorch PR 175760; 65,536 rows of 4,096 in 2.30 on a Hopper GPU, DLBlas PR 66): each value
 takes a thread its own index arithmetic and an atomic operation; six bytes each. Its index_put adds 196,608 rows of 2,048 up in
 zeros in 1.85 ms on a B200 (torchao PR 4623), 0.15 of it zeros. The gradients of a batched product of one row with eight are
-products for which cuBLAS has no kernel but fp32 tiles: without them GPT-OSS 20B with 131,072 rows of 2,880 a layer, its layers
-recomputed, reaches 24.2 and not 22.1 % of an H100 (torchtitan PR 2717), 40 ps a value, half of which is what the same values take
-as copies."""
+products for which cuBLAS has no kernel but fp32 tiles: elementary kernels' rate times `ROW_PRODUCT`."""
+ROW_PRODUCT: Final = "kernels.row_product"
+"""Inferred from a pair of runs: without them GPT-OSS 20B with 131,072 rows of 2,880 a layer, its layers recomputed, reaches 24.2
+and not 22.1 % of an H100 (torchtitan PR 2717), 40 ps a value, half of which is what the same values take as copies."""
 SM_CLOCK_HZ: Final = {
     "volta": 1.53e9, "turing": 1.6e9, "ampere": 1.41e9, "ada": 2.5e9, "hopper": 1.755e9, "blackwell": 1.92e9,
     "blackwell-rtx": 2.4e9,
@@ -122,6 +124,7 @@ def bounded_share(kernel: str, implementation: str, gpu: GpuSpec, share: float) 
     bound = BYTES_PER_CLOCK.get((kernel, implementation))
     if bound is None or gpu.architecture not in SM_CLOCK_HZ:
         return share
+    bound *= constant(ROW_PRODUCT) if kernel == "row_product" else 1.0
     rate = bound * gpu.sm_count.value * SM_CLOCK_HZ[gpu.architecture]
     return min(rate / gpu.memory_bandwidth.value, BEST_SHARE[gpu.architecture])
 

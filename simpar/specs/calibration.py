@@ -67,6 +67,8 @@ KNOWN: Final[dict[str, Known]] = {
         "factor on products whose rows start on 2 bytes, which asynchronous copies cannot load"),
     "kernels.unaligned_heads": Known(1.0, (0.1, 1.0),
         "factor on the rate of batched products over heads whose rows are not aligned to 16 bytes"),
+    "kernels.row_product": Known(1.0, (0.05, 1.0),
+        "factor on the rate of fp32 gradients of a batched product of one row with several (torchtitan's weights of experts)"),
     "host.layer_s": Known(0.5e-3, (0.0, 5e-3),
         "host seconds a layer and pass beside its launches: Megatron-LM of 2023-08, nanotron, transformers"),
     "host.expert_layer_s": Known(0.0, (0.0, 10e-3),

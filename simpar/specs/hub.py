@@ -38,12 +38,7 @@ def hub_config(name: str) -> Path | str:
         if isinstance(content, str):
             return content
         if content is not None:
-            path = folder / file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_suffix(f".{os.getpid()}")
-            part.write_bytes(content)
-            part.replace(path)
-            return path
+            return _kept(folder / file, content) or f"Its config.json cannot be kept in {folder}: {_by_hand(name)}"
     return "The Hugging Face Hub has no config.json of that name either"
 
 
@@ -54,6 +49,18 @@ def hub_url(name: str, file: str = _FILES[0]) -> str:
 
 def _by_hand(name: str) -> str:
     return f"save {hub_url(name)} and name the file"
+
+
+def _kept(path: Path, content: bytes) -> Path | None:
+    """`path` with that content, whole or not at all; none where nothing can be written."""
+    part = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(content)
+        part.replace(path)
+    except OSError:
+        return None
+    return path
 
 
 def _caches() -> Path:
@@ -77,7 +84,9 @@ def _fetched(name: str, file: str) -> bytes | str | None:
     from urllib.request import Request, urlopen
 
     token = os.environ.get("HF_TOKEN")
-    request = Request(hub_url(name, file), headers={"Authorization": f"Bearer {token}"} if token else {})
+    request = Request(hub_url(name, file))
+    if token:  # for the Hub alone, not for where it may send on
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
     try:
         with urlopen(request, timeout=_TIMEOUT_S) as answer:
             content: bytes = answer.read(MOST_CONFIG_BYTES + 1)
