@@ -108,6 +108,8 @@ class Advice:
 
 Errors = tuple[float, float]
 """Standard deviations of a logarithm: what layouts of one mesh and micro-batch share, a layout's own."""
+NEAR: Final = 0.1
+"""Logarithm of the ratio of two predictions up to which a search weighs them against each other."""
 NORMAL: Final = 0.6745
 """Median of the absolute value of a standard normal."""
 
@@ -137,13 +139,16 @@ def sweep_of(report: Report, key: Mapping[str, Any]) -> Sweep | None:
 def errors_of(sweeps: Sequence[Sweep]) -> Errors:
     """The two errors, from differences between pairs of layouts of one sweep; medians, because single runs stall.
 
-    Layouts of one mesh differ by two own errors, others by two errors of their meshes besides; sweeps count alike.
+    Layouts of one mesh differ by two own errors, others by two errors of their meshes besides; sweeps count alike. Only pairs
+    predicted within `NEAR` of each other count: those are what a search weighs, and pairs further apart are further off.
     """
     same, other = [], []
     for sweep in sweeps:
         ratio = np.log(sweep.measured / sweep.predicted)
         pairs: dict[bool, list[float]] = {True: [], False: []}
         for i, j in combinations(range(len(ratio)), 2):
+            if abs(np.log(sweep.predicted[i] / sweep.predicted[j])) > NEAR:
+                continue
             pairs[sweep.meshes[i] == sweep.meshes[j]].append(abs(ratio[i] - ratio[j]))
         for found, own in ((same, pairs[True]), (other, pairs[False])):
             found += [float(np.median(own))] if own else []
@@ -177,7 +182,8 @@ def advised(report: Report, *, without: str = "") -> dict[str, Any]:
         own = chances[(chances[:, 0] >= low) & (chances[:, 0] < high)]
         bins += [{"said": float(own[:, 0].mean()), "were": float(own[:, 1].mean()), "layouts": len(own)}] if len(own) else []
     return {
-        "sweeps": len(every), "errors": dict(zip(("mesh", "own"), errors_of(sweeps), strict=True)),
+        "sweeps": len(every), "layouts": sum(len(s.measured) for s in sweeps), "sources": sorted({s.source for s in sweeps}),
+        "errors": dict(zip(("mesh", "own"), errors_of(sweeps), strict=True)),
         "mean_regret": float(regrets[:, 0].mean()), "mean_regret_of_three": float(regrets[:, 1].mean()),
         "mean_regret_of_those_to_try": float(regrets[:, 2].mean()), "those_to_try": float(np.mean([a.size for a in every])),
         "contain_the_best_within_1_percent": float((regrets[:, 2] <= TOLD).mean()), "best_probability": bins,

@@ -20,9 +20,9 @@ from simpar.specs.calibration import registered
 MESH_ERROR: Final = registered("search.mesh_error")
 """Standard deviation of the logarithm of an error that all layouts of one mesh and micro-batch share, and others do not."""
 OWN_ERROR: Final = registered("search.own_error")
-"""The same of a layout's own error. Around the ratio of measured to predicted step time of its sweep (one model, cluster and
-batch) a layout scatters by 2 % (median of 34 pairs) where pairs share mesh and micro-batch, by 3 to 6 % where they do not
-(docs/search.md, benchmarks/bench_regret.py)."""
+"""The same of a layout's own error. Both are measured on pairs of layouts of published sweeps that are predicted within a tenth
+of each other, as are those that a search returns: further apart, predictions are further off (docs/search.md,
+benchmarks/bench_regret.py)."""
 SETTLED: Final = 0.9
 """Chance with which the designs to try contain one that is as good as the best."""
 TOLD: Final = 0.01
