@@ -212,6 +212,7 @@ class Job:
             load_factor=self.load_factor if capacity is None else capacity,
             spare_rows=float(self.plan.ep) if capacity is None and own.static_routing else 1.0,
             one_hot=capacity is not None and own.static_routing,
+            dense_experts=capacity is None and self.hardware.gpu.vendor in own.dense_experts,
             casts=self.casts,
             dispatch_bytes=1.0 if training.precision in BELOW_16_BITS and own.fp8_dispatch else 2.0,
             lora_rank=training.lora_rank if training.trainable == "lora" else 0,
