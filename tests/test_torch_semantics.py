@@ -252,9 +252,9 @@ def test_the_host_waits_for_the_tokens_of_each_expert_in_a_forward_alone(
 
     less, wait = (1.0 - ATTENTION_SHARE) * spec.host.layer_cpu_s, spec.host.expert_layer_cpu_s if waits else 0.0
     assert more("F", repeats=False) == pytest.approx(wait - less)
-    assert more("B", repeats=False) == pytest.approx(0.0)
-    assert more("B", repeats=True) == pytest.approx(-less)
-    assert more("B", repeats=True, experts=True) == pytest.approx(wait - less)
+    assert more("B", repeats=False) == pytest.approx(-less)
+    assert more("B", repeats=True) == pytest.approx(-2.0 * less)
+    assert more("B", repeats=True, experts=True) == pytest.approx(wait - 2.0 * less)
 
 
 @pytest.mark.parametrize(

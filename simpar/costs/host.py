@@ -19,10 +19,8 @@ PASS_SHARE = {"F": 1 / 3, "B": 2 / 3}
 by, the other's time on the device hides, and a backward takes about twice as long as a forward (assumed; shares that followed the
 device's own times would make a faster kernel lengthen the other pass)."""
 ATTENTION_SHARE = 0.5
-"""Of a dense layer's modules, and so of the host's time beside its launches: what the forward of a layer with experts keeps
-(assumed: attention and feed-forward alike; the kernels of router, dispatch and experts are counted one by one). A backward keeps
-all: grouped linears, permutations and exchanges are autograd functions in Python as a dense layer's linears are, and the
-experts' alone take the host 1.75 times as long as their forward (TransformerEngine issue 2897)."""
+"""Of a dense layer's modules, and so of the host's time beside its launches: what a layer with experts keeps (assumed: attention
+and feed-forward alike; the kernels of router, dispatch and experts are counted one by one)."""
 
 ROTATED: Final = {"F": 12, "B": 10}
 """Kernels that turn one document's queries, or its keys: sine and cosine of its angles scaled and cast, two products, the halves
@@ -119,7 +117,7 @@ def launch_seconds(layout: Layout, price: BlockPrice, phase: str) -> float:
         counts = layout.host_counts_tokens and (phase == "F" or price.repeats_experts)
         # What it waits for is the device and the counts of other ranks: a slower core does not lengthen that.
         waits = spec.host.expert_layer_cpu_s if counts else 0.0
-        host += waits - forwards * (1.0 - ATTENTION_SHARE) * own
+        host += waits - passes * (1.0 - ATTENTION_SHARE) * own
     if spec.host.fsdp_module_cpu_s and layout.plan.zero_stage == 3:
         # A fetch or two ahead, the host hides behind the layer's kernels what its hooks take, norms' chains included.
         hooks = passes * (price.weights + price.containers)
