@@ -108,7 +108,8 @@ class Job:
         width = (float(model.vocab_size), float(model.hidden_size)) if isinstance(model, TransformerSpec) else (1.0, 1.0)
         in_graph = compiled and training.compile != "model"
         loss = loss_of(spec, training.cross_entropy, compiled=in_graph, tp=plan.tp, sizes=(tokens, *width), pure=self.pure_bf16)
-        wider = tuple((w, k) for gpu, w, k in own.attention_head_dim if gpu in ("", self.hardware.gpu.architecture))
+        gpu = self.hardware.gpu
+        wider = tuple((w, k) for part, w, k in own.attention_head_dim if part == gpu.architecture or part in gpu.name)
         fp8 = training.narrow_in("linears")
         narrow = fp8 and (not own.saves_gathered_input or training.precision in own.narrow_inputs)
         return KernelPlan(

@@ -72,7 +72,8 @@ class Kernels(Policy):
         saves_exchanged_output: under context parallelism by all-to-all the attention output is kept before its exchange as well.
         torch_ring: context parallelism other than by all-to-all is torch's ring (parallel/context.py, `_torch_ring`).
         attention: (architecture, kernel) pairs; an architecture that is missing takes the pair of "".
-        attention_head_dim: (architecture or "", widest head, kernel of wider ones); of those that apply the last counts.
+        attention_head_dim: (architecture, part of a GPU's name or "", widest head, kernel of wider ones); of those that apply the
+            last counts.
         rocm_attention: what runs instead of a fused kernel of `attention` on AMD's GPUs, FlexAttention apart: fa2 (Composable
             Kernel: flash-attn's and, at first, TransformerEngine's), aiter; "" = what torch's SDPA runs there.
         rocm_sdpa: what that is.
