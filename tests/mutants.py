@@ -207,6 +207,8 @@ MUTANTS = (
            "states.master / states.optimizer if", "1.0 if", ("tests/test_runtime_memory.py",)),
     Mutant("products on empty rows", "simpar/parallel/local_layer.py",
            "(self.options.spare_rows if group else 1.0)", "1.0", ("tests/test_collectives_expert.py",)),
+    Mutant("a grouped kernel where XLA has none", "simpar/parallel/job.py",
+           "self.hardware.gpu.vendor in own.dense_experts", "False", ("tests/test_collectives_expert.py",)),
     Mutant("one-hot dispatch without a capacity", "simpar/parallel/job.py",
            "capacity is not None and own.static_routing", "own.static_routing", ("tests/test_collectives_expert.py",)),
     # -- launch files

@@ -114,10 +114,10 @@ def test_a_run_says_how_its_balance_is_forced(framework: str) -> None:
     assert seconds[True] < 0.5 * seconds[False]
 
 
-def _expert_block(framework: str, capacity: float | None, sequences: int = 2) -> LocalBlock:
+def _expert_block(framework: str, capacity: float | None, sequences: int = 2, hardware: str = "dgx-h200") -> LocalBlock:
     chosen = make_scenario({
         "model": "qwen3-30b-a3b", "framework": framework, "framework_version": "2026-06",
-        "cluster": {"hardware": "dgx-h200", "num_nodes": 1}, "plan": {"ep": 8, "zero_stage": 3, "recompute": "none"},
+        "cluster": {"hardware": hardware, "num_nodes": 1}, "plan": {"ep": 8, "zero_stage": 3, "recompute": "none"},
         "training": {
             "sequence_length": 4096, "micro_batch_size": sequences, "global_batch_size": 8 * sequences,
             "routing": {"kind": "balanced", **({} if capacity is None else {"capacity_factor": capacity})},
@@ -138,11 +138,28 @@ def test_a_capacity_in_maxtext_is_a_product_with_a_mask(capacity: float) -> None
         assert not [op for op in (*plain.forward, *plain.backward) if ".one_hot" in op.name]
 
 
+def test_xla_multiplies_every_row_by_every_expert_on_nvidia() -> None:
+    """Each of 8 ranks holds 16 of 128 experts and room for 8 x 2 x 4096 x 8 rows; what is contracted is 16 times as wide, and the
+    rows so padded are written first: 2048 to 2 x 768 and 768 to 2048 values. Megatron's products have their own rows alone."""
+    rows, block = 8 * 2 * 4096 * 8, _expert_block("maxtext", None)
+    found = {op.name: op.work for op in (*block.forward, *block.backward) if op.name.startswith("moe")}
+    works = [work for work in found.values() if isinstance(work, Gemm) and work.m > 8192]  # the router has 8192 rows
+    assert {(work.direction, work.m, work.n, work.k) for work in works} == {
+        ("forward", rows, 1536, 16 * 2048), ("dgrad", rows, 16 * 1536, 2048), ("wgrad", rows, 1536, 16 * 2048),
+        ("forward", rows, 2048, 16 * 768), ("dgrad", rows, 16 * 2048, 768), ("wgrad", rows, 2048, 16 * 768),
+    }  # fmt: skip
+    written = sorted(op.work.bytes_moved / rows / 32 for op in (*block.forward, *block.backward) if ".pad" in op.name)
+    assert written == [768, 768, 1536, 2048, 2048, 2048]
+    assert not [op for op in _expert_block("maxtext", 1.25).forward if ".pad" in op.name]
+    kinds = {type(op.work) for op in _expert_block("megatron-core", None).forward if op.name.startswith("moe_")}
+    assert Gemm not in kinds
+
+
 def test_without_a_capacity_xla_has_room_for_the_rows_of_all_expert_ranks() -> None:
     """Kernels that pass over rows and what is kept of them are eight times as large, products and exchanges are not."""
     found = {}
     for capacity in (None, 1.0):
-        block = _expert_block("maxtext", capacity)
+        block = _expert_block("maxtext", capacity, hardware="mi355x")
         found[capacity] = (
             [op.work for op in block.forward if isinstance(op.work, GroupedGemm)],
             [op.work.tokens for op in block.forward if isinstance(op.work, ExpertExchange)],

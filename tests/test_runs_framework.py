@@ -114,6 +114,8 @@ def test_later_rows_build_on_earlier_ones() -> None:
         ("2025-04", "dgx-h100", "deepseek-v3", {192: "cudnn"}),
         ("2026-06", "dgx-b200", "gemma-4-26b-a4b", {256: "fa2", 512: "unfused"}),
         ("2026-06", "dgx-h100", "gemma-4-26b-a4b", {256: "cudnn", 512: "unfused"}),
+        ("2026-06", "dgx-b300", "gemma-4-26b-a4b", {256: "unfused", 512: "unfused"}),
+        ("2026-06", "gb300-nvl72", "deepseek-v3", {192: "cudnn"}),
         ("2026-06", "dgx-b200", "glm-5", {256: "cudnn"}),  # keys that are chosen by their content have kernels of their own
     ],
 )

@@ -279,7 +279,9 @@ def test_precision_of_a_gpu_without_bf16() -> None:
         ({"gpu": "MI210", "gpu_mem_gb": 64}, "mi210"), ({"gpu": "MI325X"}, "mi325x"),
         ({"gpu": "MI355X OAM"}, "mi355x"), ({"gpu": "MI355"}, "mi355x"), ({"gpu": "AMD MI300", "gpu_mem_gb": 192}, "mi300x"),
         ({"gpu": "MI300", "gpus_per_node": 8}, "mi300x"),
-        ({"gpu": "B300 SXM"}, "dgx-b300"), ({"gpu": "A800 80GB PCIe"}, "a100-pcie"), ({"gpu": "A800-SXM4-80GB"}, "hgx-a800"),
+        ({"gpu": "B300 SXM"}, "dgx-b300"), ({"gpu": "B300", "interconnect": "p6 with EFA"}, "aws-p6-b300"),
+        ({"gpu": "B200", "interconnect": "AWS"}, "aws-p6-b200"),
+        ({"gpu": "A800 80GB PCIe"}, "a100-pcie"), ({"gpu": "A800-SXM4-80GB"}, "hgx-a800"),
         ({"gpu": "RTX A6000 (48 GB)"}, "rtx-a6000"), ({"gpu": "NVIDIA L4 24GB"}, "l4"), ({"gpu": "NVIDIA A40-48G"}, "a40"),
     ],
 )  # fmt: skip

@@ -22,7 +22,7 @@ EXPECTED = {
     "dgx1-v100-16gb", "dgx1-v100-32gb", "dgx2-v100-32gb", "t4", "l4", "a10", "a10g", "rtx-3090", "rtx-a6000",
     "rtx-6000-ada", "h100-nvl", "mi250x", "mi325x", "mi350x", "mi355x", "tpu-v5e", "tpu-v6e", "rtx-5090",
     "rtx-pro-6000", "a40", "l40", "mi100", "mi210", "rtx-3090-ti", "rtx-pro-4000", "rtx-8000", "gb10",
-    "rtx-4060-laptop",
+    "rtx-4060-laptop", "aws-p6-b200", "aws-p6-b300",
 }  # fmt: skip
 GB = 1e9
 
@@ -70,7 +70,8 @@ def test_every_number_has_a_source_and_makes_sense(name: str) -> None:
     [
         ("dgx-h100", 450, 400), ("dgx-h200", 450, 400), ("hgx-h800", 200, 400), ("dgx-a100-80gb", 300, 200),
         ("dgx-b200", 900, 400), ("dgx-b300", 900, 800), ("gb200-nvl72", 900, 200), ("gb300-nvl72", 900, 400),
-        ("aws-p5-h100", 450, 400), ("aws-p4d-a100", 300, 50), ("gcp-a3-mega-h100", 450, 200), ("mi300x", 448, 400),
+        ("aws-p5-h100", 450, 400), ("aws-p6-b200", 900, 400), ("aws-p6-b300", 900, 800),
+        ("aws-p4d-a100", 300, 50), ("gcp-a3-mega-h100", 450, 200), ("mi300x", 448, 400),
         ("tpu-v4", 270, 25), ("tpu-v5p", 540, 25),
         ("tpu-v5e", 180, 25), ("tpu-v6e", 360, 25), ("mi325x", 448, 400), ("mi355x", 535.5, 400),
         ("dgx2-v100-32gb", 150, 100), ("gh200-quad", 450, 100), ("hgx-a100-4gpu-40gb", 300, 100), ("h100-nvl", 300, 100),

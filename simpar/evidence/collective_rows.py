@@ -42,7 +42,9 @@ class MachineRule:
 MACHINES = (
     MachineRule(r"GB300", "gb300-nvl72"),
     MachineRule(r"GB200", "gb200-nvl72"),
+    MachineRule(r"B300.*(p6|EFA)", "aws-p6-b300"),
     MachineRule(r"B300", "dgx-b300"),
+    MachineRule(r"B200.*(p6|EFA)", "aws-p6-b200"),
     MachineRule(r"B200", "dgx-b200"),
     MachineRule(r"GH200", "gh200"),
     MachineRule(r"H200 NVL", "h200-nvl"),

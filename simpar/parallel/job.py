@@ -108,7 +108,8 @@ class Job:
         width = (float(model.vocab_size), float(model.hidden_size)) if isinstance(model, TransformerSpec) else (1.0, 1.0)
         in_graph = compiled and training.compile != "model"
         loss = loss_of(spec, training.cross_entropy, compiled=in_graph, tp=plan.tp, sizes=(tokens, *width), pure=self.pure_bf16)
-        wider = tuple((w, k) for gpu, w, k in own.attention_head_dim if gpu in ("", self.hardware.gpu.architecture))
+        gpu = self.hardware.gpu
+        wider = tuple((w, k) for part, w, k in own.attention_head_dim if part == gpu.architecture or part in gpu.name)
         fp8 = training.narrow_in("linears")
         narrow = fp8 and (not own.saves_gathered_input or training.precision in own.narrow_inputs)
         return KernelPlan(
@@ -212,6 +213,7 @@ class Job:
             load_factor=self.load_factor if capacity is None else capacity,
             spare_rows=float(self.plan.ep) if capacity is None and own.static_routing else 1.0,
             one_hot=capacity is not None and own.static_routing,
+            dense_experts=capacity is None and self.hardware.gpu.vendor in own.dense_experts,
             casts=self.casts,
             dispatch_bytes=1.0 if training.precision in BELOW_16_BITS and own.fp8_dispatch else 2.0,
             lora_rank=training.lora_rank if training.trainable == "lora" else 0,

@@ -87,8 +87,12 @@ class LocalLayer:
         group, m, n, k = self._sizes(node)
         fp32 = self.options.accumulate_fp32 and direction == "wgrad"
         if group:
-            groups = max(round(self.shards.extent(group, "expert")), 1)
-            return GroupedGemm(groups, m, round(n), round(k), self.options.expert_dtype or self.options.dtype, direction, fp32)
+            groups, dtype = max(round(self.shards.extent(group, "expert")), 1), self.options.expert_dtype or self.options.dtype
+            if self.options.dense_experts:
+                # What is contracted has zeros for the other experts; shapes are fixed, so that empty rows are multiplied too.
+                n, k = (n * groups, k) if direction == "dgrad" else (n, k * groups)
+                return Gemm(max(round(m * self.options.spare_rows), 1), round(n), round(k), dtype, direction, fp32)
+            return GroupedGemm(groups, m, round(n), round(k), dtype, direction, fp32)
         # The logits and the router stay in 16 bits under fp8 training.
         wide = isinstance(node, Einsum) and node.wide and self.options.narrow
         dtype = "bf16" if wide else self.options.dtype
@@ -118,7 +122,7 @@ class LocalLayer:
         """Kernels of one product: expert matmuls run one after the other over streams (TransformerEngine GroupedLinear), and
         fp8 casts the input in both layouts first."""
         group = self.grouped(kernel.node)
-        if not group:
+        if not group or self.options.dense_experts:
             return kernel.launches
         return max(round(self.shards.extent(group, "expert")), 1) * (3 if self.options.narrow_experts else 1)
 

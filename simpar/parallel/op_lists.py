@@ -75,6 +75,7 @@ class Lists(LocalLayer):
             self._engine_cast(product, ops, backward=False)
             work = self._in_pieces(product, self.product(product, "forward"))
             self._cast(node.name, work, ops, again=again)
+            self._pad(node, work, ops)
             self._dequantise(product, ops)
             self._autocast(product, ops)
             ops.compute(node.name, work, self.launches(kernel))
@@ -139,6 +140,13 @@ class Lists(LocalLayer):
         suffix = "" if product.direction == "forward" else ".backward"
         for c in casts(self.options.casts, product.direction, again=again):
             ops.compute(f"{name}.cast{suffix}", MemoryWork(c.kernel, c.bytes * elements[c.tensor], 1, c.implementation))
+
+    def _pad(self, node: Node, product: Gemm | GroupedGemm, ops: OpList) -> None:
+        """Put the kernel that writes a row for every expert, all but one zeros, where one product is over all experts."""
+        if self.options.dense_experts and self.grouped(node) and isinstance(product, Gemm):
+            wide = product.n if product.direction == "dgrad" else product.k
+            suffix = "" if product.direction == "forward" else ".backward"
+            ops.compute(f"{node.name}.pad{suffix}", self._moving("copy", self.element * product.m * wide))
 
     def _moving(self, kernel: str, moved: float, launches: int = 1) -> MemoryWork:
         """Work of a memory-bound kernel of the run's library."""
@@ -318,6 +326,7 @@ class Lists(LocalLayer):
         if self.needs_input_gradient(node):
             product = self._in_pieces(node, self.product(node, "dgrad"))
             self._cast(node.name, product, ops)
+            self._pad(node, product, ops)
             self._dequantise(node, ops)
             ops.compute(f"{node.name}.dgrad", product, self.launches(kernel))
             if sums := input_gradient_sums(self, node):
@@ -336,6 +345,7 @@ class Lists(LocalLayer):
         if self._trained(node):
             product = self.product(node, "wgrad")
             self._cast(node.name, product, target)
+            self._pad(node, product, target)
             target.compute(f"{node.name}.wgrad", product, self.launches(kernel))
             if node.bias:  # its gradient: the output's, summed over the rows
                 summed = self.shards.local(self.axes(node.outputs[0]), self.layout(node))

@@ -36,6 +36,7 @@ class SplitOptions:
         load_factor: tokens of the fullest expert rank over the mean.
         spare_rows: rows that an expert rank has room for, over those that come: products and exchanges skip what is empty.
         one_hot: rows go to their places at the experts and back by products with a one-hot mask.
+        dense_experts: products of experts are one over all local experts, of rows padded with zeros for the others.
         dispatch_bytes: per element of the dispatched hidden vectors (1 under fp8 dispatch).
         casts: recipe of casts to fp8 that are kernels of their own (graph/casts.py), "" = none.
         lora_rank: > 0: base weights are frozen; matmuls that `kernels.pairs` names have a trained pair of this rank.
@@ -64,6 +65,7 @@ class SplitOptions:
     load_factor: float = 1.0
     spare_rows: float = 1.0
     one_hot: bool = False
+    dense_experts: bool = False
     dispatch_bytes: float = 2.0
     casts: str = ""
     lora_rank: int = 0

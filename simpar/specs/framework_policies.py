@@ -72,7 +72,8 @@ class Kernels(Policy):
         saves_exchanged_output: under context parallelism by all-to-all the attention output is kept before its exchange as well.
         torch_ring: context parallelism other than by all-to-all is torch's ring (parallel/context.py, `_torch_ring`).
         attention: (architecture, kernel) pairs; an architecture that is missing takes the pair of "".
-        attention_head_dim: (architecture or "", widest head, kernel of wider ones); of those that apply the last counts.
+        attention_head_dim: (architecture, part of a GPU's name or "", widest head, kernel of wider ones); of those that apply the
+            last counts.
         rocm_attention: what runs instead of a fused kernel of `attention` on AMD's GPUs, FlexAttention apart: fa2 (Composable
             Kernel: flash-attn's and, at first, TransformerEngine's), aiter; "" = what torch's SDPA runs there.
         rocm_sdpa: what that is.
@@ -92,6 +93,8 @@ class Kernels(Policy):
         grouped_weight_gradients: the same of grouped expert matmuls.
         static_routing: shapes are fixed before the router runs: with a capacity rows go to their experts and back by products with
             a one-hot mask of the places there, without one each expert rank has room for the rows of all.
+        dense_experts: vendors on whose GPUs products of experts are, without a capacity, one over all local experts: rows padded
+            with zeros for the experts that are not theirs.
         experts_in_one_kernel: the local experts' products are one kernel (torch._grouped_mm), not one each on several streams (TE).
         whole_embedding_gradient: of a vocabulary split over tensor ranks the accumulating gradient is whole (DTensor).
         tp_backward_overlap: the backward all-reduce / reduce-scatter runs beside the weight-gradient matmul.
@@ -155,6 +158,7 @@ class Kernels(Policy):
     weight_gradients: Placeholders = "each"
     grouped_weight_gradients: Placeholders = "each"
     static_routing: bool = False
+    dense_experts: tuple[str, ...] = ()
     experts_in_one_kernel: bool = False
     whole_embedding_gradient: bool = False
     tp_backward_overlap: bool = True

@@ -89,7 +89,7 @@ _MEGATRON: Final = (
         "> 1), on one expert rank too"),
     Row((2024, 4),
         {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn")),
-         "attention_head_dim": (("blackwell", 128, "unfused"), ("", 256, "unfused"))},
+         "attention_head_dim": (("blackwell", 128, "unfused"), ("ada", 192, "unfused"), ("", 256, "unfused"))},
         "TransformerEngine 1.5 prefers cuDNN fused attention on Hopper and later, in 2.x also where FlashAttention 3 is there "
         "(dot_product_attention/utils.py, get_attention_backend: \"to give FusedAttention preference on Hopper+\"); "
         "fused_attn.cpp takes no heads above 128 on sm_100 (TransformerEngine PR 1504) before cuDNN 9.11; neither it nor "
@@ -107,9 +107,11 @@ _MEGATRON: Final = (
         "16-bit logits into their gradient in place (--cross-entropy-loss-fusion --cross-entropy-fusion-impl te)"),
     Row((2025, 5), *ROCM_TE),
     Row((2025, 7),
-        {"attention_head_dim": (("blackwell", 192, "fa2"), ("", 256, "unfused"))},
+        {"attention_head_dim": (("blackwell", 192, "fa2"), ("B300", 192, "unfused"), ("ada", 192, "unfused"),
+                                ("", 256, "unfused"))},
         "TransformerEngine fused_attn.cpp: heads of 192 and 128 train on sm_100 from cuDNN 9.11 on (NGC 25.07), of 256 from 9.23 "
-        "on; until then get_attention_backend is left with FlashAttention 2 (head_dim_qk <= 256 on sm_100)"),
+        "on; until then get_attention_backend is left with FlashAttention 2, which gets heads above 192 on sm_80, sm_90, sm_100 "
+        "and sm_120: not on B300, GB300 (sm_103) and Ada (PR 2836 of 2026-06, undone before 2.17, and PR 3360)"),
     Row((2025, 10), {"saves_exchanged_output": True, "one_queue": False, "rotates_each_document": False},
         "TransformerEngine 2.8: attention with all-to-all context parallelism saves its output before the exchange; Megatron-LM "
         "arguments.py: Megatron-FSDP refuses CUDA_DEVICE_MAX_CONNECTIONS=1; rope_utils.py 6fe43ce2: one turn of all documents"),

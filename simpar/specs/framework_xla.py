@@ -14,10 +14,14 @@ XLA: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
         (Row((2023, 6),
              {**TORCH, "benchmarked": False, "compile": True,
               "abilities": (), "fused_activation": True, "fused_residual": True, "fused_rope": True,
-              "zero_stage_default": 3, "parameter_bytes": 0.0, "static_routing": True, "fsdp_reduce_dtype": "bf16",
+              "zero_stage_default": 3, "parameter_bytes": 0.0, "static_routing": True, "dense_experts": ("nvidia",),
+              "fsdp_reduce_dtype": "bf16",
               "attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn"))},
              "MaxText on XLA (SPMD FSDP), fusions assumed equal to a compiled torch graph; layers/moe.py dense_matmul: with a "
              "capacity_factor einsums of each sequence with its mask, without a buffer for the worst case (ROCm blog, 2026-06); "
+             "without one jax.lax.ragged_dot, which XLA expands to one product over all experts on NVIDIA GPUs (marin issue 7012: "
+             "[262144, 2560] x [64, 2560, 1280] as [262144, 163840] through cuBLAS, jaxlib 0.10.1 and NGC 26.05), while hipBLASLt "
+             "has a grouped one (openxla/xla PR 38732); "
              "layers/linears.py casts weights to the dtype of activations before their product, whose gradient is scattered in it; "
              "attention: cudnn_flash_te on every NVIDIA GPU (configs of Google's gpu-recipes for A3 and A4)"),),
     ),
