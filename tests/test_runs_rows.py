@@ -131,8 +131,10 @@ def test_bandwidth_in_words(text: str, gigabits: float | None) -> None:
         ({"gpu": None}, "GPU is not stated"),
         ({"gpu": "TPU-v3"}, "no hardware profile for GPU 'TPU-v3'"),
         ({"gpu": "Trainium2"}, "no hardware profile for GPU 'Trainium2'"),
-        ({"arch": "hybrid mamba2/attention"}, "hybrid that no shipped model"),
-        ({"arch": "hybrid", "model_name": "Nemotron-H-56B", "layers": 54}, "hybrid that no shipped model"),
+        ({"arch": "hybrid mamba2/attention"}, "layers that no shipped model"),
+        ({"arch": "hybrid", "model_name": "Nemotron-H-56B", "layers": 54}, "layers that no shipped model"),
+        ({"arch": "moe (sparse attention)"}, "moe (sparse attention): layers that no shipped model"),
+        ({"arch": "moe, DSA"}, "moe, DSA: layers that no shipped model"),
         ({"task": "layer microbenchmark"}, "microbenchmark"),
         ({"tp": None, "pp": None}, "layout not stated: tp, pp"),
         ({"dp": 7}, "is not n_gpus"),
@@ -752,6 +754,9 @@ def test_weights_that_stay_gathered(fsdp: str, reshards: bool | None) -> None:
     run = run_of(row(**RATE_ALONE | {"fsdp": fsdp}))
     assert run.usual is not None
     assert run.usual["plan"].get("reshard_after_forward") == reshards
+    named_after = run_of(row(**RATE_ALONE | {"fsdp": fsdp, "zero_stage": 2}))
+    assert named_after.usual is not None
+    assert named_after.usual["plan"]["zero_stage"] == (2 if reshards is None else 3)  # weights rest in shards all the same
 
 
 def test_a_part_with_other_memory_is_scaled() -> None:
@@ -957,7 +962,8 @@ def test_a_rate_of_a_pipeline_without_a_batch_fills_the_pipeline() -> None:
 )  # fmt: skip
 def test_layers_that_are_not_alike_are_those_of_the_shipped_model(name: str, layers: int) -> None:
     sizes = dict.fromkeys(("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab", "vpp"))
-    run = run_of(row(arch="hybrid mamba2/attention", model_name=name, pp=1, dp=32, **sizes))
+    arch = "moe (sparse attention)" if "DeepSeek" in name else "hybrid mamba2/attention"
+    run = run_of(row(arch=arch, model_name=name, pp=1, dp=32, **sizes))
     assert run.skipped == ""
     assert run.scenario is not None
     assert isinstance(run.scenario.model, ArchitectureSpec)

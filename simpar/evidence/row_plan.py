@@ -165,6 +165,10 @@ def _schedule(row: Row, plan: dict[str, Any], framework: FrameworkSpec) -> dict[
     return {"schedule": name, "virtual_stages": chunks} if chunks else {"schedule": name}
 
 
+_STAY_GATHERED: Final = r"not reshard|shard_grad_op|reshard_after_forward\W+(never|false|off|no)\b"
+"""In fsdp: weights stay gathered from the forward to the backward."""
+
+
 def _sharding(row: Row, framework: FrameworkSpec, domain: int, notes: list[str]) -> dict[str, Any]:
     stage = row.get("zero_stage")
     fsdp = str(row.get("fsdp") or "")
@@ -176,12 +180,13 @@ def _sharding(row: Row, framework: FrameworkSpec, domain: int, notes: list[str])
     elif stage == 0 and framework.conventions.bf16_shards_states and stated_precision(row) == "bf16":
         stage = 1
         notes.append("bf16 without ZeRO shards the optimizer's states here, as stage 1 does")
-    if stage == 2 and re.search(r"shard_grad_op", fsdp, re.IGNORECASE):
+    gathered = fsdp and re.search(_STAY_GATHERED, fsdp, re.IGNORECASE)
+    if stage == 2 and gathered:
         stage = 3  # named after ZeRO-2, but weights rest in shards too and are gathered for the first forward (torch FSDP)
     table: dict[str, Any] = {"zero_stage": int(stage)}
     if row.get("reduce_bucket_size") and stage in framework.data.gradient_buffers:
         table["reduce_bucket_size"] = int(row["reduce_bucket_size"])
-    if fsdp == "" or re.search(r"not reshard|shard_grad_op|reshard_after_forward\W+(never|false|off|no)\b", fsdp, re.IGNORECASE):
+    if fsdp == "" or gathered:
         table["reshard_after_forward"] = fsdp == ""
     group = (row.get("extra") or {}).get("zero1_group")
     replicas, node = row.get("hsdp_replicas"), int(row.get("gpus_per_node") or 0) // int(row["tp"])
