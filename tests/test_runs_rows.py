@@ -971,6 +971,22 @@ def test_layers_that_are_not_alike_are_those_of_the_shipped_model(name: str, lay
     assert run_of(row(arch="hybrid", model_name=name, **sizes | {"hidden": 1234})).skipped
 
 
+@pytest.mark.parametrize(("task", "kind"), [("sft", "lognormal"), ("pretrain", "balanced")])
+def test_experts_of_shipped_layers_keep_their_router_when_tuned(task: str, kind: str) -> None:
+    sizes = dict.fromkeys(("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab", "vpp"))
+    run = run_of(row(arch="hybrid moe (Mamba-2)", model_name="Nemotron_3_Nano", pp=1, dp=32, task=task, **sizes))
+    assert run.scenario is not None
+    assert run.scenario.training.routing.kind == kind
+
+
+@pytest.mark.parametrize(("gpu", "graphs"), [("GB200", True), ("GB300", True), ("GH200", False), ("H100", False)])
+def test_graphs_that_a_row_does_not_state_are_those_of_its_machines_recipes(gpu: str, graphs: bool) -> None:
+    """NVIDIA's performance recipes are for GB200 and GB300; beside a Grace of GH200 there are none."""
+    run = run_of(row(framework="Megatron-Bridge", source_version="2026-05", gpu=gpu, gpus_per_node=4, cuda_graphs=None))
+    assert run.scenario is not None
+    assert run.scenario.training.cuda_graphs is graphs
+
+
 @pytest.mark.parametrize("words", [("full", "block, 3 layers"), ("full (block method, 3)", None)])
 def test_full_recomputation_of_some_layers(words: tuple[str, str | None]) -> None:
     found = recompute_of(row(recompute=words[0], recompute_detail=words[1]), framework("megatron-core"), [])

@@ -247,6 +247,9 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
     if batch // (micro * dp) > MOST_MICRO_BATCHES:
         raise CannotExpress(f"{batch // (micro * dp)} micro batches a step: is the global batch of {batch} in tokens?")
     task = str(row.get("task") or ("lora" if adapted(row) else "pretrain"))
+    experts = row.get("moe_experts") or re.search(
+        r"\bmoe\b", str(row.get("arch")), re.IGNORECASE
+    )  # of shipped layers, no column says
     named = row.get("optimizer")
     optimizer = first_match(OPTIMIZERS, named)
     if named and optimizer is None:
@@ -261,7 +264,7 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
         "attention_kernel": attention_of(row, dict(framework.kernels.attention)[""], month),
         "cuda_graphs": _graphs(str(row.get("cuda_graphs") or "none")),
         "cuda_graph_scope": "attention" if re.search(r"moe[_ ]router", str(row.get("cuda_graphs"))) else "layer",
-        "routing": routing_of(str(row.get("moe_routing") or ""), task if row.get("moe_experts") else ""),
+        "routing": routing_of(str(row.get("moe_routing") or ""), task if experts else ""),
     }
     table |= _loss(row, framework) | _states(row, framework, table["optimizer"])
     kernel = re.search(r"(?<![a-z])fused(?![a-z])|foreach", str(named), re.IGNORECASE)
