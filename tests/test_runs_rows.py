@@ -737,8 +737,15 @@ def test_an_own_trainer_is_not_that_of_transformers(framework: str, name: str, *
     assert (scenario.framework, scenario.training.fused_kernels) == (name, fused)
 
 
-def test_sharded_weights_and_states_of_16_bits_are_read() -> None:
-    stated = "bf16 (pure: weights and AdamW states bf16)"
+@pytest.mark.parametrize(
+    "stated",
+    [
+        "bf16 (pure: weights and AdamW states bf16)",
+        "bf16 (weights, gradients and AdamW states bf16)",
+        "bf16 weights and AdamW states",
+    ],
+)
+def test_sharded_weights_and_states_of_16_bits_are_read(stated: str) -> None:
     given = row(framework="TRL", precision=stated, tp=1, pp=1, vpp=None, dp=64, zero_stage=3, sp=None, fsdp="FSDP2")
     scenario = run_of(given).scenario
     assert scenario is not None

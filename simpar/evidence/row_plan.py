@@ -65,6 +65,10 @@ _FUSED: Final = re.compile(rf"{SAID}fused ({_KERNEL}(?:(?:,? and |,\s*|\s*[/+]\s
 """A list of what a run's single kernels are; xformers' SwiGLU is one whether or not that is said."""
 _KERNELS: Final = ((r"norm", "norm"), (r"rotary|rope", "rope"), (r"glu|activation", "activation"))
 
+_NARROW: Final = re.compile(
+    r"\bweights(?:, gradients)?,? and (?:\w+ )?states (?:in )?bf16|\bbf16 weights(?:, gradients)?,? and (?:\w+ )?states\b"
+)
+"""Weights that are updated in 16 bits, whatever shards them."""
 _WIDE: Final = re.compile(r"\b(?:fp|float)32 (?:(?:master|sharded|model) )?(?:weights|parameters)\b", re.IGNORECASE)
 """A precision that says that trained weights rest in fp32, where the framework would have them in 16 bits."""
 
@@ -330,12 +334,9 @@ def _states(row: Row, framework: FrameworkSpec, optimizer: str) -> dict[str, Any
     plugin = re.search(r"\bfoak\b", texts, re.IGNORECASE)  # fms-acceleration's kernels leave the activation to torch
     if (library or layers or plugin or named) and "fused_kernels" in framework.conventions.abilities:
         table["fused_kernels"] = ["norm", "rope"] if plugin else True if library or layers else named
-    whole = re.search(r"weights and \w+ states bf16", str(row.get("precision") or "")) is not None
+    whole = _NARROW.search(str(row.get("precision") or "")) is not None
     sharded = framework.optimizer.sharded_weights_fp32 and row.get("zero_stage") == 3 and not whole
-    if (
-        re.search(r"pure|weights and \w+ states bf16", str(row.get("precision") or ""))
-        and "pure_bf16" in framework.conventions.abilities
-    ):
+    if (whole or re.search("pure", str(row.get("precision") or ""))) and "pure_bf16" in framework.conventions.abilities:
         table |= {
             "optimizer": "adamw" if optimizer == "adamw-bf16-moments" else optimizer,
             **({} if sharded else {"pure_bf16": True}),
