@@ -265,6 +265,21 @@ def test_channels_follow_the_nics_of_the_group(profile: str, ranks_per_node: int
     assert model.sms("all_gather", 2**30, packed(model.hardware, 4 * ranks_per_node, 4)) == channels
 
 
+@pytest.mark.parametrize(
+    ("profile", "ranks", "nodes", "units"),
+    [
+        ("dgx-h100", 8, 1, 24), ("mi300x", 8, 1, 56), ("mi325x", 4, 1, 24), ("mi300x", 2, 1, 32), ("mi355x", 8, 1, 56),
+        ("mi350x", 4, 1, 28), ("mi300x", 16, 2, 64), ("mi355x", 32, 4, 64), ("mi250x", 8, 1, 24),
+    ],
+)  # fmt: skip
+def test_rccl_holds_more_compute_units_than_nccl_sms(profile: str, ranks: int, nodes: int, units: int) -> None:
+    """28 rings of eight MI300X opened twice (rome_models.cc, model 79); 64 across nodes; a small message has few channels."""
+    model = CollectiveModel(load_hardware(profile))
+    placement = packed(model.hardware, ranks, nodes)
+    assert model.sms("all_gather", 2**30, placement) == units
+    assert model.sms("all_gather", 2**16, placement) <= 2
+
+
 def test_torus_all_gather_over_a_whole_axis() -> None:
     """V / (2 W) over a closed axis of links of rate W (jax-ml/scaling-book), all-reduce twice that."""
     model = MODELS["tpu-v5p"]

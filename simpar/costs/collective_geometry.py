@@ -12,6 +12,12 @@ SWITCHES = {"pod": 2, "core": 4}
 """Switches passed beyond the first, by the widest tier crossed: leaf-spine-leaf adds two, the core two more."""
 MOST_CHANNELS = 16
 """Rings that a search finds at most, opened twice: what eight NICs give."""
+RCCL_CHANNELS = {"cdna3": {2: 32, 4: 24, 8: 56}, "cdna4": {2: 14, 4: 28, 8: 56}}
+"""Compute units that RCCL takes for a group of so many GPUs of one full mesh. MI300X: one a channel, of eight GPUs 28 rings opened
+twice (ROCm/rccl src/graph/rome_models.cc, model 79; src/init.cc of two and four). MI350X: half of ROCm 7.0's 112 since WarpSpeed,
+February 2026, runs four channels on each (rccl PR 1596 and 2073, rocm-systems PR 3134)."""
+RCCL_NETWORK_CHANNELS = 64
+"""The same across nodes (src/graph/connect.cc, ncclTopoPostset; model 81 of eight MI300X and their NICs has 64 rings)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +36,7 @@ class Geometry:
         pair_out_bytes_per_s: the same for one rank sending alone.
         extra_latency_s: one way through the switches beyond the first.
         over_network: the domains are joined by NICs; else by PCIe inside one host.
-        network_channels: channels that NCCL opens for the group across nodes.
+        channels: thread blocks that the library opens for the group; none = as many as the law says.
     """
 
     size: int
@@ -43,7 +49,7 @@ class Geometry:
     pair_out_bytes_per_s: float
     extra_latency_s: float
     over_network: bool
-    network_channels: int
+    channels: int | None
 
 
 def _outward(hardware: HardwareProfile, placement: GroupPlacement) -> tuple[float, float, float]:
@@ -62,12 +68,17 @@ def _outward(hardware: HardwareProfile, placement: GroupPlacement) -> tuple[floa
     return rate * tightest, rate * busiest, rate * min(nics_per_gpu, share)
 
 
-def _network_channels(hardware: HardwareProfile, placement: GroupPlacement) -> int:
-    """Channels, an SM each, that NCCL opens for a group across nodes.
+def _channels(hardware: HardwareProfile, placement: GroupPlacement, *, over_network: bool) -> int | None:
+    """SMs that NCCL or RCCL holds for a group, one a channel.
 
-    Each ring of its search leaves through one NIC and is opened twice; from compute capability 9 on, while there are fewer than
-    16, twice more (NVIDIA/nccl src/graph/connect.cc, ncclTopoPostset). A group with one rank per node uses one NIC.
+    NCCL across nodes: each ring of its search leaves through one NIC and is opened twice; from compute capability 9 on, while there
+    are fewer than 16, twice more (NVIDIA/nccl src/graph/connect.cc, ncclTopoPostset). A group with one rank per node uses one NIC.
     """
+    rccl = RCCL_CHANNELS.get(hardware.gpu.architecture)
+    if rccl is not None:
+        return RCCL_NETWORK_CHANNELS if over_network else rccl.get(placement.size)
+    if not over_network:
+        return None
     nics_per_gpu = max(1.0, hardware.nic.count / hardware.node.gpus_per_node)
     per_node = min(float(hardware.nic.count), max(placement.ranks_per_node) * nics_per_gpu)
     nodes_in_domain = max(placement.ranks_per_domain) / max(placement.ranks_per_node)
@@ -110,7 +121,7 @@ def geometry(hardware: HardwareProfile, placement: GroupPlacement) -> Geometry:
         alone,
         switches * hardware.fabric.switch_latency.value,
         over_network,
-        _network_channels(hardware, placement) if over_network else MOST_CHANNELS,
+        _channels(hardware, placement, over_network=over_network),
     )
 
 

@@ -114,6 +114,12 @@ def scaled(c: KernelConstants, compute: float, bandwidth: float) -> KernelConsta
     return c.model_copy(update={"gemm": gemm, "attention": attention})
 
 
+def _fp8_apart(base: KernelConstants, own: KernelConstants) -> KernelConstants:
+    """`base` with fp8 products at the scale that `own` states of them."""
+    ratio = (own.fp8_scale or own.compute_scale) / own.compute_scale
+    return base.model_copy(update={"gemm": tuple(_gemm_scaled(g, ratio if "fp8" in g.dtype else 1.0, 1.0) for g in base.gemm)})
+
+
 def _attention_apart(base: KernelConstants, unscaled: KernelConstants, own: KernelConstants) -> KernelConstants:
     """`base` with attention at the scales of its own that `own` states, of `unscaled`; a backward priced by its forward too."""
     forward = own.attention_scale or own.compute_scale
@@ -158,7 +164,7 @@ def resolve(hardware: HardwareProfile) -> Resolved:
             raise InputError(
                 f"hardware {hardware.name!r}: kernels.base = {own.base!r}: no such fitted file; known: {', '.join(FITTED_ON)}"
             )
-        base = scaled(fitted(own.base), own.compute_scale, own.bandwidth_scale)
+        base = _fp8_apart(scaled(fitted(own.base), own.compute_scale, own.bandwidth_scale), own)
         if own.attention_scale is not None:
             base = _attention_apart(base, fitted(own.base), own)
         return Resolved(_merge(own, base), Provenance.SCALED, BASED_SPREAD, own)

@@ -171,9 +171,7 @@ ALGORITHMS: dict[str, Callable[[Request], Iterator[Law]]] = {
 def laws(
     collective: str, g: Geometry, up: ScaleUpConstants, net: NetworkConstants, *, nvls: bool = True, sharp: bool = False
 ) -> list[Law]:
-    """Every law NCCL may take for `collective` in this geometry; across nodes on the channels that its NICs open."""
+    """Every law NCCL may take for `collective` in this geometry, on the channels that it opens there."""
     request = Request(collective, g, up, net, nvls, sharp)
     found = [law for offered in ALGORITHMS.values() for law in offered(request)]
-    if not g.over_network:
-        return found
-    return [replace(law, channels=min(law.channels, g.network_channels)) for law in found]
+    return found if g.channels is None else [replace(law, channels=g.channels) for law in found]

@@ -215,6 +215,8 @@ class KernelConstants(Spec):
     compute_scale: Positive = 1.0
     """Rates of the base times this."""
     bandwidth_scale: Positive = 1.0
+    fp8_scale: Positive | None = None
+    """Rates of the base's fp8 products times this; none = `compute_scale`."""
     attention_scale: Positive | None = None
     """Rates of the base's attention forward times this; none = `compute_scale`."""
     attention_backward_scale: Positive | None = None
