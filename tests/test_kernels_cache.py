@@ -36,6 +36,12 @@ def test_one_kernel_of_its_own_finds_nothing_in_the_cache() -> None:
         assert traffic_s(kernel, 0.1 * CACHE) == traffic_s(kernel, 0.1 * CACHE, cache=False)
 
 
+@pytest.mark.parametrize("hardware", ["mi300x", "tpu-v4", "rtx-4090"])
+def test_only_caches_whose_chains_were_measured_count(hardware: str) -> None:
+    cached, memory = (traffic_s("stream", 1e6, hardware=hardware, cache=cache) for cache in (True, False))
+    assert cached == pytest.approx(memory / 2 if hardware == "rtx-4090" else memory)
+
+
 def test_the_multiprocessors_bound_a_chain_in_the_cache() -> None:
     """An H100's move 8.3 x 132 x 1.755 GHz = 1.92 TB/s in chains that cast, less than its memory's 3.35."""
     cached, memory = (traffic_s("composite", 1e6, hardware="dgx-h100", cache=cache) for cache in (True, False))

@@ -144,9 +144,10 @@ def cached(kernel: str, bytes_each: float, gpu: GpuSpec) -> float:
     """Share of the bytes of a kernel, of which it moves `bytes_each`, that do not come from the memory: of a chain's kernel the
     inputs, half of what it moves where it has one, while they are still in the L2 cache. What it writes goes to the memory.
 
-    Between the write and the read of a line a chain moves what one kernel moves.
+    Between the write and the read of a line a chain moves what one kernel moves. Caches of NVIDIA's GPUs alone: nobody published
+    how others' keep a chain's tensors, and a TPU's is no cache but the compiler's memory.
     """
-    if kernel not in CHAINED or gpu.l2_cache is None:
+    if kernel not in CHAINED or gpu.l2_cache is None or gpu.architecture not in SM_CLOCK_HZ:
         return 0.0
     all_there, none_there = CACHED
     found = (none_there - bytes_each / gpu.l2_cache.value) / (none_there - all_there)
