@@ -26,6 +26,7 @@ from simpar.costs.memory_bound import (
     KERNEL_LATENCY_S,
     OPTIMIZER_TIERS,
     bounded_share,
+    cached,
     class_share,
     memory_seconds,
 )
@@ -276,10 +277,13 @@ class KernelModel:
         """
         gpu, fitted = self.hardware.gpu, self.resolved.constants.memory
         share = class_share(kernel, implementation, fitted, self.best_share)
-        if kernel not in self.resolved.own.memory:
-            share = bounded_share(kernel, implementation, gpu, share)
         if bytes_moved <= 0:
             return ZERO
+        from_cache = cached(kernel, bytes_moved / max(launches, 1), gpu)
+        if kernel in self.resolved.own.memory:
+            share /= 1.0 - from_cache
+        else:
+            share = bounded_share(kernel, implementation, gpu, share, from_cache)
         if kernel in self._memory_points:
             return between(self._memory_points[kernel], bytes_moved)
         seconds = memory_seconds(bytes_moved, gpu.memory_bandwidth.value, share, launches)

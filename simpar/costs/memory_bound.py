@@ -99,6 +99,16 @@ SM_CLOCK_HZ: Final = {
 """Clocks at which SMs run what does not load the tensor cores: data sheets' boost clocks."""
 STREAM: Final = "stream"
 """Elementary kernels over one large tensor each: at the rate of a copy, inside a training step as alone."""
+CHAINED: Final = frozenset({STREAM, "residual", "activation", "composite"})
+"""Elementary kernels at the rate of the memory, each of which reads what the kernel before it wrote."""
+CACHED: Final = (0.5, 1.0)
+"""What one kernel reads and writes over the size of the L2 cache: up to the first the kernel after it finds all its inputs there,
+from the second on none. Kernels run over the same tensors again and again: torch's product with a number reaches 3.87 TB/s on a
+4090 of 1.008 with 34 MB of its 72, and no more than the memory's rate on an A800 with 34 of 40 (mli/transformers-benchmarks issue
+4); a softmax on a GB200 is 1.6 times as fast with 64 MB of 129 as with a flushed cache, 1.06 times with 128 (NVIDIA/TileGym pull
+request 118). Reads alone fall from the cache's rate to the memory's between 28 and 48 MB of an A100's 40 and at an L40's 96
+(RRZE-HPC/gpu-benches, gpu-l2-cache), where the cache's rate, 2 (H200) to 6 times the memory's (L40), does not bound a kernel that
+goes to the memory for half of its bytes."""
 CLASS_SPREAD: Final = {"copy": 0.06, "zero": 0.08, "residual": 0.12, "cast": 0.15, "quantize": 0.15, "adam": 0.15, "permute": 0.4}
 """Half width of the 80 % interval over the value; other classes 0.25."""
 OPTIMIZER_TIERS: Final = {"fused": "tuned", "foreach": "framework", "loop": "eager"}
@@ -119,14 +129,29 @@ def class_share(kernel: str, implementation: str, fitted: Mapping[str, MemoryCla
     return min(share * best / _HOPPER_BEST, 1.0)
 
 
-def bounded_share(kernel: str, implementation: str, gpu: GpuSpec, share: float) -> float:
-    """`share` of the peak bandwidth, or what the SMs reach in a kernel that they bound: a copy's share at most."""
+def bounded_share(kernel: str, implementation: str, gpu: GpuSpec, share: float, from_cache: float = 0.0) -> float:
+    """`share` of the peak bandwidth, or what the SMs reach in a kernel that they bound: a copy's share at most. Of a kernel that
+    finds `from_cache` of its bytes in the L2 cache, the share that all of them reach."""
     bound = BYTES_PER_CLOCK.get((kernel, implementation))
     if bound is None or gpu.architecture not in SM_CLOCK_HZ:
-        return share
+        return share / (1.0 - from_cache)
     bound *= constant(ROW_PRODUCT) if kernel == "row_product" else 1.0
     rate = bound * gpu.sm_count.value * SM_CLOCK_HZ[gpu.architecture]
-    return min(rate / gpu.memory_bandwidth.value, BEST_SHARE[gpu.architecture])
+    return min(rate / gpu.memory_bandwidth.value, BEST_SHARE[gpu.architecture] / (1.0 - from_cache))
+
+
+def cached(kernel: str, bytes_each: float, gpu: GpuSpec) -> float:
+    """Share of the bytes of a kernel, of which it moves `bytes_each`, that do not come from the memory: of a chain's kernel the
+    inputs, half of what it moves where it has one, while they are still in the L2 cache. What it writes goes to the memory.
+
+    Between the write and the read of a line a chain moves what one kernel moves. Caches of NVIDIA's GPUs alone: nobody published
+    how others' keep a chain's tensors, and a TPU's is no cache but the compiler's memory.
+    """
+    if kernel not in CHAINED or gpu.l2_cache is None or gpu.architecture not in SM_CLOCK_HZ:
+        return 0.0
+    all_there, none_there = CACHED
+    found = (none_there - bytes_each / gpu.l2_cache.value) / (none_there - all_there)
+    return 0.5 * min(max(found, 0.0), 1.0)
 
 
 def memory_seconds(bytes_moved: float, bandwidth_bytes_per_s: float, share: float, launches: int) -> float:
