@@ -303,6 +303,7 @@ class DataParallel(Policy):
             ("always"). It reduces in buckets as wide as the weights, which rest beside the gradients from before the first step on
             (gradient_as_bucket_view is off by default).
         overlap_grad_reduce, overlap_param_gather: defaults of the launch scripts of that time.
+        overlap_grad_reduce_from: the least ZeRO stage that has overlap_grad_reduce for a default; stages below reduce alone.
         reduces_together: pipeline ranks launch the reductions that overlap at the same time, as those slow the compute beside them.
         sharded_grad_reduce: while weights are whole (ZeRO 1 and 2) gradients are reduce-scattered ("scatter"), beside the
             backward where that is asked for, or all-reduced whole, in the same way ("all_reduce_beside") or with ZeRO-1 once the
@@ -341,6 +342,7 @@ class DataParallel(Policy):
     buckets_on_first_pipeline_rank_only: bool = True
     ddp: Literal["", "several", "always"] = ""
     overlap_grad_reduce: bool = True
+    overlap_grad_reduce_from: int = 0
     overlap_param_gather: bool = True
     reduces_together: bool = False
     sharded_grad_reduce: Literal["scatter", "all_reduce", "all_reduce_beside"] = "scatter"
@@ -366,4 +368,5 @@ class DataParallel(Policy):
     def reduces_beside_backward(self, zero_stage: int, chosen: bool | None) -> bool:
         """Whether gradients are reduced beside the backward; `chosen`: what the plan says, none = the default."""
         late = zero_stage == 1 and self.sharded_grad_reduce == "all_reduce"
-        return not late and (self.overlap_grad_reduce if chosen is None else chosen)
+        usual = self.overlap_grad_reduce and zero_stage >= self.overlap_grad_reduce_from
+        return not late and (usual if chosen is None else chosen)
