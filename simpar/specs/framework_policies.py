@@ -37,7 +37,8 @@ class Kernels(Policy):
         fused_activation: gate and activation in one kernel saving only its input (Megatron bias-gelu / bias-swiglu fusion,
             TransformerEngine, a compiled graph); False: the activation's output and the product are saved as well (torch).
         activation_chains: GELUs that transformers writes out in elementary operations run so (graph/kernels.py, GELU_CHAINS).
-        gate_chains: gates run in Megatron-LM's elementary operations (graph/kernels.py, GATE_CHAINS), whatever else is fused.
+        gate_chains: gates run in Megatron-LM's elementary operations (graph/kernels.py), whatever else is fused: on two halves,
+            or with the offset of one besides (since 2025).
         activation_kernel: gates fused with their activation are hand-written (tuned) or compiled from torch code (framework).
         fused_operations: what recipes that take whole layers into graphs run through TransformerEngine's operation fuser, whose
             activations are hand-written: all, experts, or runs of a precision; never beside overlapped tensor parallelism.
@@ -109,7 +110,7 @@ class Kernels(Policy):
     normed_bytes: float = 2.0
     fused_activation: bool = True
     activation_chains: bool = False
-    gate_chains: bool = False
+    gate_chains: Literal["", "halves", "offset"] = ""
     activation_kernel: Literal["tuned", "framework"] = "tuned"
     fused_operations: tuple[str, ...] = ()
     fused_residual: bool = True
