@@ -270,7 +270,7 @@ class Shardings:
         """
         layout, always = pricers[0].layout, self.always[columns]
         gathers = np.array([p.gather for p in pricers])[which] * (always & one_queue(layout))[:, None]
-        filled = np.array([p.layout.fills_buckets for p in pricers])[which][:, None]
+        filled = np.array([p.layout.fills_buckets for p in pricers])[which]
         waits = always & self.reduces_always[columns] & reductions_block(layout) & ~filled
         reduces = np.array([p.reduce for p in pricers])[which] * waits[:, None]
         return np.asarray((gathers + reduces) @ cut.behind.T)
