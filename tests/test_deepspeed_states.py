@@ -84,6 +84,11 @@ def test_gradients_wait_until_a_bucket_is_full() -> None:
     assert sum(kind == OpKind.REDUCE_GRADIENTS for kind in fsdp.kind) == 4  # a unit after the other
 
 
+def test_gradients_of_stage_3_are_moved_three_times_before_they_leave() -> None:
+    """Into the bucket, into the order of ranks, divided: 16 bits read and written each time."""
+    assert prepare(zero(3)).layout.options.reduce_copy_bytes == 3 * (2.0 + 2.0)
+
+
 def test_below_stage_3_nothing_is_computed_beside_a_reduction() -> None:
     """overlap_comm is off unless asked for (zero/config.py overlap_comm_valid)."""
     size = {"reduce_bucket_size": 1}
