@@ -27,7 +27,7 @@ PRIORS: Final[dict[str, dict[Any, float]]] = {
     "plan.virtual_stages": {1: 0.46, 2: 0.08, 3: 0.08, 4: 0.11, 5: 0.04, 6: 0.02, 8: 0.1, 12: 0.07, 20: 0.04},
     "plan.zero_stage": {0: 0.23, 1: 0.2, 2: 0.08, 3: 0.49},
     "plan.sequence_parallel": {False: 0.21, True: 0.79},
-    "plan.overlap_grad_reduce": {False: 0.17, True: 0.83},
+    "plan.overlap_grad_reduce": {False: 0.15, True: 0.85},
     "plan.overlap_param_gather": {False: 0.18, True: 0.82},
     "training.micro_batch_size": {1: 0.41, 2: 0.14, 3: 0.01, 4: 0.16, 5: 0.01, 6: 0.02, 8: 0.1, 12: 0.02, 16: 0.04, 32: 0.04,
                                   64: 0.01},
