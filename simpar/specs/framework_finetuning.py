@@ -20,9 +20,11 @@ DEEPSPEED: Final = (
          "abilities": ("pure_bf16", "narrow_optimizers", "host_parameters", "fused_kernels", "quantised_base"),
          "zero_stage_default": 3, "states_follow_parameters": False,
          "bucket_bytes": 0.0, "bucket_elements_min": 5e8, "gradient_dtype": "fp16", "fsdp_reduce_dtype": "fp16",
+         "overlap_grad_reduce_from": 3,
          "attention": (("", "unfused"),), "optimizer_traffic_bytes": 40.0, "gradients_persist": True, "layer_cpu_s": 0.63e-3,
          "recompute_default": "full", "optimizer_tensor_cpu_s": 0.0, "fsdp_prefetch_groups": 0, "fsdp_rank_lists": True},
-        "DeepSpeed config defaults: buckets of 5e8 elements, overlap_comm only for stage 3; hook overhead "
+        "DeepSpeed config defaults: buckets of 5e8 elements, overlap_comm only for stage 3 (zero/config.py overlap_comm_valid), "
+        "without which average_tensor (stage_1_and_2.py) and stage 0's engine reduce on the stream of the backward; hook overhead "
         "assumed (1 ms a layer of a usual host); v0.4.0 partition_parameters.py: _allgather_param and _reduce_scatter_gradient "
         "take a weight each, a list of world_size parts that torch copies out of or into a flat buffer one by one, behind "
         "torch.cuda.synchronize(), so that nothing is fetched ahead (until PR 1188 and 1453); weights below "
@@ -31,13 +33,14 @@ DEEPSPEED: Final = (
     Row(
         (2022, 1),
         {"fsdp_prefetch_groups": 1, "fsdp_rank_lists": False, "fsdp_gather_copy_bytes": 4.0,
-         "fsdp_reduce_copy_bytes": 8.0, "fsdp_module_cpu_s": 0.29e-3, "gradients_persist": "sharded",
+         "fsdp_reduce_copy_bytes": 12.0, "fsdp_module_cpu_s": 0.29e-3, "gradients_persist": "sharded",
          "fsdp_reuse_weights": 1e9, "update_bytes": 4.0, "host_update_bytes": 14.0, "gradients_to_host": True,
          "gradient_buffers": (2, 3)},
         "DeepSpeed stage3.py: unscale_and_clip_grads scales the fp32 gradients on the host (8 bytes), "
         "_reassign_or_swap_out_partitioned_parameters copies fp32 weights there to 16-bit ones on the GPU, which torch casts "
         "first (6); the flat buffer of gradients lies where the optimizer does; partition_parameters.py: each weight is put "
-        "together from its ranks' parts, gradients are put into a bucket and that into the order of ranks; 276-300 us of "
+        "together from its ranks' parts, gradients are put into a bucket, that into the order of ranks and divided by their number "
+        "(comm/coalesced_collectives.py reduce_scatter_coalesced); 276-300 us of "
         "hooks per module forward and as much backward (deepspeed 0.19, an empty process group, one server core); the host "
         "waits with more than two fetches in flight; partitioned_param_coordinator.py __params_to_release: a module's weights stay "
         "if they come again within stage3_max_reuse_distance (1e9 weights by default); stage_1_and_2.py: gradients are freed as "
