@@ -169,3 +169,11 @@ def test_megatrons_own_fused_loss_holds_one_fp32_tensor_and_the_gradient(tmp_pat
 def test_fp32_copies_of_torchtune(version: str, kind: str, compiled: bool, copies: float) -> None:
     found = loss_of(framework("torchtune", version), kind, compiled=compiled, tp=1, sizes=SIZES)
     assert (found.fp32_copies, found.chunks, found.pieces) == (copies, 1, 8 if kind == "chunked" else 1)
+
+
+@pytest.mark.parametrize(
+    ("version", "copies"), [("2024-10", 2.5), ("2024-11", 0.5), ("2024-12", 2.5), ("2025-03", 2.5), ("2025-04", 0.5)]
+)
+def test_when_torchtitan_compiled_its_loss(version: str, copies: float) -> None:
+    """Commits e10cb9494 of 2024-10-22 (on), e8977b007 of 2024-12-18 (off), bbb1b616e of 2025-04-02 (on)."""
+    assert loss_of(framework("torchtitan", version), "unfused", compiled=True, tp=1, sizes=SIZES).fp32_copies == copies

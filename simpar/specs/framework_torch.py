@@ -113,12 +113,15 @@ TORCHTITAN: Final = (
         "all saved tensors are made again); models/moe _debug_force_load_balance_routing (experts in turn)"),
     Row((2024, 6), {"logits_fp32_copies": 2.5},
         "torchtitan PR 391 deletes the fp32 logits before the backward (torchtune PR 1046 too), which held them until then"),
-    Row((2024, 12), {"expandable_segments_one_node": True},
-        "torchtitan run_train.sh (one node) sets expandable_segments, multinode_trainer.slurm does not"),
-    Row((2025, 3), {"logits_fp32_copies_compiled": 0.5},
-        "the loss is compiled too: the 16-bit logits and their gradient are all that is stored (softmax recomputed from the "
-        "row statistics)"),
-    Row((2025, 4), {"normed_bytes": 4.0}, "torch 2.7's nn.RMSNorm multiplies by the weight in fp32 (pytorch PR 147203)"),
+    Row((2024, 11), {"logits_fp32_copies_compiled": 0.5},
+        "torchtitan e10cb9494 (2024-10-22): the loss is compiled too: the 16-bit logits and their gradient are all that is stored "
+        "(softmax recomputed from the row statistics)"),
+    Row((2024, 12), {"expandable_segments_one_node": True, "logits_fp32_copies_compiled": None},
+        "torchtitan run_train.sh (one node) sets expandable_segments, multinode_trainer.slurm does not; PR 755 (2024-12-18): the "
+        "loss is no longer compiled, which failed on the device"),
+    Row((2025, 4), {"normed_bytes": 4.0, "logits_fp32_copies_compiled": 0.5},
+        "torch 2.7's nn.RMSNorm multiplies by the weight in fp32 (pytorch PR 147203); torchtitan PR 1033 (2025-04-02): "
+        "the loss is compiled again"),
     Row((2025, 5), {"attention": (("", "fa2"), ("blackwell", "cudnn"))},
         "torchtitan models/attention.py (PR 1196): cuDNN first on Blackwell alone, FlashAttention elsewhere"),
     Row((2025, 8), {"fsdp_root": "tied", "recompute_stops_early": False},
