@@ -58,6 +58,26 @@ def test_a_loss_of_16_bit_logits_makes_no_fp32() -> None:
     assert _most_asked(step) + logits.nbytes == pytest.approx((2.0 + 4.0 * loss.fp32_copies) * logits.numel(), rel=0.01)
 
 
+@pytest.mark.parametrize(("dtype", "element"), [("bfloat16", 2.0), ("float32", 4.0)])
+@pytest.mark.parametrize(("name", "held"), [("plain", True), ("torchtitan", False)])
+def test_logits_that_a_loop_holds_stand_beside_what_the_loss_makes_of_them(
+    dtype: str, element: float, name: str, held: bool
+) -> None:
+    """Log-softmax, its gradient and that of the logits in fp32; the logits as wide as they are, unless they were given back."""
+    hidden = torch.zeros(TOKENS, 8, dtype=getattr(torch, dtype), requires_grad=True)
+    weight, loop = torch.zeros(WORDS, 8, dtype=hidden.dtype, requires_grad=True), {}
+
+    def step() -> None:
+        loop["logits"] = torch.nn.functional.linear(hidden, weight)
+        loss = torch.nn.functional.cross_entropy(loop["logits"].float(), torch.zeros(TOKENS, dtype=torch.long))
+        if not held:
+            del loop["logits"]
+        loss.backward()
+
+    loss = loss_of(framework(name, "2025-02"), "unfused", compiled=False, tp=1, sizes=SIZES)
+    assert _most_asked(step) == pytest.approx(loss.logit_bytes(element) * TOKENS * WORDS, rel=0.02)
+
+
 def _worst_backward() -> float:
     """Most bytes that the backward of a loss by pieces over whole logits asks for, in 16 bits.
 

@@ -194,9 +194,11 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
         "",
         (Row((2020, 1), {**TORCH, "zero_stage_default": 0, "overlap_param_gather": False, "fused_norm": False, "ddp": "several",
                          "attention": (("", "unfused"),), "logits_fp32_copies_compiled": 0.5, "separate_casts": True,
-                         "loss_of_16_bits": "half"},
+                         "loss_of_16_bits": "half", "logits_fp32_copies": 3.0},
              "torch modules with DistributedDataParallel; torch.compile takes the whole model, whose forward has the loss (nanoGPT "
-             "model.py, transformers loss/loss_utils.py); torchao's casts, as nanochat's loop has them; cross_entropy of 16-bit "
+             "model.py, transformers loss/loss_utils.py); a loop's variable holds the logits through the backward (nanoGPT's "
+             "train.py: logits, loss = model(X, Y)), beside log-softmax, its gradient and theirs; torchao's casts, as nanochat's "
+             "loop has them; cross_entropy of 16-bit "
              "logits stays in 16 bits where no autocast turns them into fp32"),
          Row((2023, 1), {"attention": (("", "fa1"),), "rocm_attention": ""},
              "nightlies of torch 2.0, whose scaled_dot_product_attention is FlashAttention 1 (nanoGPT takes it since then)"),
