@@ -59,7 +59,7 @@ def test_a_loss_of_16_bit_logits_makes_no_fp32() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "element"), [("bfloat16", 2.0), ("float32", 4.0)])
-@pytest.mark.parametrize(("name", "held"), [("plain", True), ("torchtitan", False)])
+@pytest.mark.parametrize(("name", "held"), [("plain", True), ("nemo-automodel", True), ("torchtitan", False)])
 def test_logits_that_a_loop_holds_stand_beside_what_the_loss_makes_of_them(
     dtype: str, element: float, name: str, held: bool
 ) -> None:

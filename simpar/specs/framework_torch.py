@@ -253,7 +253,7 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
               "fsdp_root": "tied", "pure_bf16": True,
               "fsdp_defers_reduction": True, "recompute_default": "none", "selective_recompute": ("core_attn",),
               "recompute_stops_early": True, "microbatch_per_stage": False, "sequence_parallel_default": False,
-              "last_outputs": "all", "torch_ring": False, "only_cp_style": "", "loss": "unfused", "logits_fp32_copies": 2.5,
+              "last_outputs": "all", "torch_ring": False, "only_cp_style": "", "loss": "unfused", "logits_fp32_copies": 3.0,
               "logits_fp32_copies_compiled": None, "ep_dispatcher": "deepep", "optimizer_kernel": "foreach",
               "optimizer_traffic_bytes": 46.0, "unlisted_attention": (), "adapters": "each",
               "complex_rope": False, "linears_apart": LINEARS_APART[:3],
@@ -262,7 +262,8 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              "and of head; ptd_checkpoint_wrapper of whole blocks, not reentrant), moe/fsdp_mixin.py (micro-batches but the last "
              "reduce nothing), moe/layers.py (Megatron's flex dispatcher with DeepEP and fused permutation, FakeBalancedGate "
              "dealing experts in turn, activations under torch.compile, gate_and_up_projs of all experts), loss/masked_ce.py "
-             "(torch's cross-entropy of fp32 logits); models are made in the dtype of their file, bf16, and torch.optim.Adam "
+             "(torch's cross-entropy of fp32 logits; recipes/llm/train_ft.py holds the model's own to the end); models are made "
+             "in the dtype of their file, bf16, and torch.optim.Adam "
              "without options runs in lists of operations (23 16-bit accesses a weight); norm, linear layers and attention are "
              "TransformerEngine's in the benchmarked configurations; distributed/pipelining/autopipeline.py: schedule.step as it "
              "is, which keeps the last outputs"),
