@@ -58,6 +58,26 @@ def test_a_loss_of_16_bit_logits_makes_no_fp32() -> None:
     assert _most_asked(step) + logits.nbytes == pytest.approx((2.0 + 4.0 * loss.fp32_copies) * logits.numel(), rel=0.01)
 
 
+@pytest.mark.parametrize(("dtype", "element"), [("bfloat16", 2.0), ("float32", 4.0)])
+@pytest.mark.parametrize(("name", "held"), [("plain", True), ("nemo-automodel", True), ("torchtitan", False)])
+def test_logits_that_a_loop_holds_stand_beside_what_the_loss_makes_of_them(
+    dtype: str, element: float, name: str, held: bool
+) -> None:
+    """Log-softmax, its gradient and that of the logits in fp32; the logits as wide as they are, unless they were given back."""
+    hidden = torch.zeros(TOKENS, 8, dtype=getattr(torch, dtype), requires_grad=True)
+    weight, loop = torch.zeros(WORDS, 8, dtype=hidden.dtype, requires_grad=True), {}
+
+    def step() -> None:
+        loop["logits"] = torch.nn.functional.linear(hidden, weight)
+        loss = torch.nn.functional.cross_entropy(loop["logits"].float(), torch.zeros(TOKENS, dtype=torch.long))
+        if not held:
+            del loop["logits"]
+        loss.backward()
+
+    loss = loss_of(framework(name, "2025-02"), "unfused", compiled=False, tp=1, sizes=SIZES)
+    assert _most_asked(step) == pytest.approx(loss.logit_bytes(element) * TOKENS * WORDS, rel=0.02)
+
+
 def _worst_backward() -> float:
     """Most bytes that the backward of a loss by pieces over whole logits asks for, in 16 bits.
 
@@ -169,3 +189,11 @@ def test_megatrons_own_fused_loss_holds_one_fp32_tensor_and_the_gradient(tmp_pat
 def test_fp32_copies_of_torchtune(version: str, kind: str, compiled: bool, copies: float) -> None:
     found = loss_of(framework("torchtune", version), kind, compiled=compiled, tp=1, sizes=SIZES)
     assert (found.fp32_copies, found.chunks, found.pieces) == (copies, 1, 8 if kind == "chunked" else 1)
+
+
+@pytest.mark.parametrize(
+    ("version", "copies"), [("2024-10", 2.5), ("2024-11", 0.5), ("2024-12", 2.5), ("2025-03", 2.5), ("2025-04", 0.5)]
+)
+def test_when_torchtitan_compiled_its_loss(version: str, copies: float) -> None:
+    """Commits e10cb9494 of 2024-10-22 (on), e8977b007 of 2024-12-18 (off), bbb1b616e of 2025-04-02 (on)."""
+    assert loss_of(framework("torchtitan", version), "unfused", compiled=True, tp=1, sizes=SIZES).fp32_copies == copies

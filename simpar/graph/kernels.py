@@ -184,12 +184,12 @@ def _lookup(layer: Layer, node: Lookup, plan: KernelPlan) -> Kernel:
 
 
 def _loss(layer: Layer, node: Loss, plan: KernelPlan) -> Kernel:
-    """Logits in 16 bits plus the fp32 copies that live until the backward (semantics of each framework's loss)."""
+    """Logits plus the fp32 copies that live until the backward (semantics of each framework's loss)."""
     axes = _input(layer, node)
     if node.kind == "classes":
         return Kernel(node, "cross_entropy", ((axes, 6.0),), ((axes, 6.0),), 1, (kept_whole(layer, node.inputs[0]),))
     forward, backward = (moved * plan.logits_gathered for moved in plan.loss.moved_bytes)
-    kept = (2.0 + 4.0 * plan.loss.fp32_copies) * plan.logits_gathered + (2.0 if plan.logits_gathered > 1 else 0.0)
+    kept = plan.loss.logit_bytes(plan.element) * plan.logits_gathered + (plan.element if plan.logits_gathered > 1 else 0.0)
     launches = {"fused": 3, "unfused": 8}.get(plan.loss.kind, 3 * plan.loss.chunks)
     keeps: tuple[Kept, ...] = (kept_whole(layer, node.inputs[0], kept / plan.loss.chunks),)
     head = layer.producer.get(node.inputs[0])

@@ -168,9 +168,8 @@ class Beside:
         """The pipeline's reference to the logits outlives the loss by their own backward; what the loss saved goes when an input
         gradient is through its stage (stage_backward_input detaches the loss), not with the weight gradient."""
         plan, at = head.options.kernels, len(self.layout.stage_blocks[stage]) - 1
-        copies = 2.0 + 4.0 * plan.loss.fp32_copies
         saved = sum(amount for name, amount in head.saved if name == "head/logits")
-        logits = plan.element * saved / copies
+        logits = plan.element * saved / plan.loss.logit_bytes(plan.element)
         _, through = self._spans(stage, 0, ("I",))
         _, weighed = self._spans(stage, at, ("W",))
         yield from ((t, -saved) for t in through if weighed)

@@ -88,8 +88,8 @@ class _Order:
         for kernel in self.local.kernels:
             node = kernel.node
             if isinstance(node, Loss) and node.kind == "vocabulary":
-                # The 16-bit logits; what the loss makes of them comes and goes with it.
-                logits = HALF * self.local.shards.local(self.local.axes(node.inputs[0]))
+                # The logits; what the loss makes of them comes and goes with it.
+                logits = self.plan.element * self.local.shards.local(self.local.axes(node.inputs[0]))
                 found[node.inputs[0]] = (int(logits * self.plan.logits_gathered / self.plan.loss.chunks),)
         return found
 
@@ -222,14 +222,14 @@ class _Order:
         return first
 
     def _loss_parts(self) -> tuple[float, int, bool]:
-        """(elements, full fp32 tensors in the backward, whether the 16-bit logits live on) of the unfused loss.
+        """(elements, full fp32 tensors in the backward, whether the logits live on) of the unfused loss.
 
         Of the bytes per logit at the peak every full 4 are an fp32 tensor: the log-softmax, its gradient and the logits'. A
         compiled loss (4 bytes or fewer) stores no fp32: the 16-bit logits and their gradient.
         """
-        element = float(self.tensors[self.logits][0]) / HALF
-        per_logit = 2.0 + 4.0 * self.plan.loss.fp32_copies
-        return element, int(per_logit // 4) if per_logit > 4.0 else 0, per_logit <= 4.0 or per_logit % 4 >= 2.0
+        element = float(self.tensors[self.logits][0]) / self.plan.element
+        per_logit = self.plan.loss.logit_bytes(HALF)
+        return element, int(per_logit // 4) if per_logit > 4.0 else 0, self.plan.loss.logits_live
 
     def _loss_forward(self) -> None:
         logits = f"{self.logits}#0"
@@ -254,7 +254,7 @@ class _Order:
         for index in range(copies - 1):
             self._ask(f"loss.gradient#{index}", 4 * element)
         self._free("loss.saved")
-        self._ask("loss.gradient", 2 * element)
+        self._ask("loss.gradient", self.plan.element * element)
         for index in range(copies - 1):
             self._free(f"loss.gradient#{index}")
         self._free(logits)

@@ -50,8 +50,8 @@ def freed_inputs(layout: Layout, index: int) -> float:
 
 
 def last_outputs(layout: Layout, block: LocalBlock) -> float:
-    """16-bit logits of a micro-batch where those of all, or of one, stay to the end of the step."""
+    """Logits of a micro-batch where those of all, or of one, stay to the end of the step."""
     if layout.framework.pipeline.last_outputs == "none" or layout.plan.pp == 1:
         return 0.0
-    logits = sum(v for name, v in block.saved if name == "head/logits")
-    return logits * 2.0 / (2.0 + 4.0 * block.options.kernels.loss.fp32_copies)
+    logits, plan = sum(v for name, v in block.saved if name == "head/logits"), block.options.kernels
+    return logits * plan.element / plan.loss.logit_bytes(plan.element)

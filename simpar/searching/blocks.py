@@ -204,8 +204,8 @@ class Column:
             block, 0.0, 0.0, releases=layout.framework.pipeline.input_gradient_releases
         )
         trained = layout.trained(block)
-        copies = 4.0 * block.options.kernels.loss.fp32_copies
-        outputs = logits * 2.0 / (2.0 + copies) * (layout.framework.pipeline.last_outputs != "none")
+        plan = block.options.kernels
+        outputs = logits * plan.element / plan.loss.logit_bytes(plan.element) * (layout.framework.pipeline.last_outputs != "none")
         return cls(
             tuple(seconds), tuple(host), tuple(compute), kept, logits, block.offloadable_bytes, working, transient,
             _bare_transient(block) if sharded else 0.0, deferred, outputs, sum(root_weights(layout, [block])),

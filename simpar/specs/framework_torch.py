@@ -113,12 +113,15 @@ TORCHTITAN: Final = (
         "all saved tensors are made again); models/moe _debug_force_load_balance_routing (experts in turn)"),
     Row((2024, 6), {"logits_fp32_copies": 2.5},
         "torchtitan PR 391 deletes the fp32 logits before the backward (torchtune PR 1046 too), which held them until then"),
-    Row((2024, 12), {"expandable_segments_one_node": True},
-        "torchtitan run_train.sh (one node) sets expandable_segments, multinode_trainer.slurm does not"),
-    Row((2025, 3), {"logits_fp32_copies_compiled": 0.5},
-        "the loss is compiled too: the 16-bit logits and their gradient are all that is stored (softmax recomputed from the "
-        "row statistics)"),
-    Row((2025, 4), {"normed_bytes": 4.0}, "torch 2.7's nn.RMSNorm multiplies by the weight in fp32 (pytorch PR 147203)"),
+    Row((2024, 11), {"logits_fp32_copies_compiled": 0.5},
+        "torchtitan e10cb9494 (2024-10-22): the loss is compiled too: the 16-bit logits and their gradient are all that is stored "
+        "(softmax recomputed from the row statistics)"),
+    Row((2024, 12), {"expandable_segments_one_node": True, "logits_fp32_copies_compiled": None},
+        "torchtitan run_train.sh (one node) sets expandable_segments, multinode_trainer.slurm does not; PR 755 (2024-12-18): the "
+        "loss is no longer compiled, which failed on the device"),
+    Row((2025, 4), {"normed_bytes": 4.0, "logits_fp32_copies_compiled": 0.5},
+        "torch 2.7's nn.RMSNorm multiplies by the weight in fp32 (pytorch PR 147203); torchtitan PR 1033 (2025-04-02): "
+        "the loss is compiled again"),
     Row((2025, 5), {"attention": (("", "fa2"), ("blackwell", "cudnn"))},
         "torchtitan models/attention.py (PR 1196): cuDNN first on Blackwell alone, FlashAttention elsewhere"),
     Row((2025, 8), {"fsdp_root": "tied", "recompute_stops_early": False},
@@ -191,9 +194,11 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
         "",
         (Row((2020, 1), {**TORCH, "zero_stage_default": 0, "overlap_param_gather": False, "fused_norm": False, "ddp": "several",
                          "attention": (("", "unfused"),), "logits_fp32_copies_compiled": 0.5, "separate_casts": True,
-                         "loss_of_16_bits": "half"},
+                         "loss_of_16_bits": "half", "logits_fp32_copies": 3.0},
              "torch modules with DistributedDataParallel; torch.compile takes the whole model, whose forward has the loss (nanoGPT "
-             "model.py, transformers loss/loss_utils.py); torchao's casts, as nanochat's loop has them; cross_entropy of 16-bit "
+             "model.py, transformers loss/loss_utils.py); a loop's variable holds the logits through the backward (nanoGPT's "
+             "train.py: logits, loss = model(X, Y)), beside log-softmax, its gradient and theirs; torchao's casts, as nanochat's "
+             "loop has them; cross_entropy of 16-bit "
              "logits stays in 16 bits where no autocast turns them into fp32"),
          Row((2023, 1), {"attention": (("", "fa1"),), "rocm_attention": ""},
              "nightlies of torch 2.0, whose scaled_dot_product_attention is FlashAttention 1 (nanoGPT takes it since then)"),
@@ -248,7 +253,7 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
               "fsdp_root": "tied", "pure_bf16": True,
               "fsdp_defers_reduction": True, "recompute_default": "none", "selective_recompute": ("core_attn",),
               "recompute_stops_early": True, "microbatch_per_stage": False, "sequence_parallel_default": False,
-              "last_outputs": "all", "torch_ring": False, "only_cp_style": "", "loss": "unfused", "logits_fp32_copies": 2.5,
+              "last_outputs": "all", "torch_ring": False, "only_cp_style": "", "loss": "unfused", "logits_fp32_copies": 3.0,
               "logits_fp32_copies_compiled": None, "ep_dispatcher": "deepep", "optimizer_kernel": "foreach",
               "optimizer_traffic_bytes": 46.0, "unlisted_attention": (), "adapters": "each",
               "complex_rope": False, "linears_apart": LINEARS_APART[:3],
@@ -257,7 +262,8 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              "and of head; ptd_checkpoint_wrapper of whole blocks, not reentrant), moe/fsdp_mixin.py (micro-batches but the last "
              "reduce nothing), moe/layers.py (Megatron's flex dispatcher with DeepEP and fused permutation, FakeBalancedGate "
              "dealing experts in turn, activations under torch.compile, gate_and_up_projs of all experts), loss/masked_ce.py "
-             "(torch's cross-entropy of fp32 logits); models are made in the dtype of their file, bf16, and torch.optim.Adam "
+             "(torch's cross-entropy of fp32 logits; recipes/llm/train_ft.py holds the model's own to the end); models are made "
+             "in the dtype of their file, bf16, and torch.optim.Adam "
              "without options runs in lists of operations (23 16-bit accesses a weight); norm, linear layers and attention are "
              "TransformerEngine's in the benchmarked configurations; distributed/pipelining/autopipeline.py: schedule.step as it "
              "is, which keeps the last outputs"),

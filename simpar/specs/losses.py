@@ -34,6 +34,27 @@ class Loss:
     chunks: int = 1
     pieces: int = 1
 
+    def logit_bytes(self, element: float) -> float:
+        """Bytes per logit at the peak, of logits of `element` bytes (2 or 4).
+
+        Every full 4 beside 16-bit logits are an fp32 tensor, what is left over the logits where they live on. Four or fewer are no
+        fp32 tensor: the logits, and their gradient (tests/test_losses_torch.py).
+
+        >>> losses = [Loss("unfused", "cross_entropy", (18.0, 18.0), copies) for copies in (0.0, 0.5, 2.5, 3.0)]
+        >>> [(loss.logit_bytes(2.0), loss.logit_bytes(4.0)) for loss in losses]
+        [(2.0, 4.0), (4.0, 8.0), (12.0, 12.0), (14.0, 16.0)]
+        """
+        narrow = 2.0 + 4.0 * self.fp32_copies
+        if narrow <= 4.0 or self.kind == "half":
+            return narrow * element / 2.0
+        return narrow + (element - 2.0) * self.logits_live
+
+    @property
+    def logits_live(self) -> bool:
+        """Whether the logits are there at the peak, beside what the loss makes of them."""
+        narrow = 2.0 + 4.0 * self.fp32_copies
+        return narrow <= 4.0 or narrow % 4.0 >= 2.0
+
 
 _COMPILED: Final = 0.5
 """fp32 copies that a compiled loss over a cast to fp32 keeps of what it works on: the 16-bit logits, which it turns into their
