@@ -46,9 +46,10 @@ def _stage_times(num_ranks: int, limit: float, **options: object) -> StageTimes:
 
 def _handcrafted(num_ranks: int, num_microbatches: int) -> Iterator[list[str]]:
     """ZB-H1, ZB-H2 and 1F1B with each weight gradient right after its input gradient, as phases per rank."""
-    phases = [[phase] * num_microbatches for phase in "FIW"]
+    forwards, gradients, weights = ([phase] * num_microbatches for phase in "FIW")
     for ahead, delay in ((1, 1), (2, 2), (1, 0)):
-        yield ["".join(delayed_weights(*phases, ahead * (num_ranks - r - 1), delay * r)) for r in range(num_ranks)]
+        rows = (delayed_weights(forwards, gradients, weights, ahead * (num_ranks - r - 1), delay * r) for r in range(num_ranks))
+        yield list(map("".join, rows))
 
 
 def _schedule(name: str, num_microbatches: int, phases: Sequence[str]) -> Schedule:

@@ -27,6 +27,8 @@ _ROUNDED: Final = 1e-13
 """Clocks that differ by no more of the latest one are the same."""
 _LONGEST: Final = 8
 """Most waves that are looked at as one period."""
+_WORTHWHILE: Final = 80
+"""Least waves that are left for a look."""
 _MANY: Final = 1e9
 """More waves than any step has."""
 
@@ -91,13 +93,14 @@ class _Played:
     waiting: tuple[int, ...]
 
     @classmethod
-    def of(cls, board: Board, put: Sequence[str]) -> _Played:
+    def of(cls, board: Board, phases: Sequence[str]) -> _Played:
         """The last wave of `board`, which put so much."""
         forwards, gradients = board.count["F"], board.count["I"]
-        ends, taken = [*board.ends["F"], *board.ends["I"][1:]], [*forwards[1:], gradients[-1], *gradients[:-1]]
-        waiting = [each[at:] for each, at in zip(ends, taken, strict=True)]
+        ends, put = [*board.forward_end, *board.gradient_end[1:]], [*forwards, *gradients[1:]]
+        taken = [*forwards[1:], gradients[-1], *gradients[:-1]]
+        waiting = [each[first:last] for each, first, last in zip(ends, taken, put, strict=True)]
         state = np.array([*board.clock, *board.idle, *board.held, *chain.from_iterable(waiting)])
-        return cls(tuple(put), np.array(board.margins, dtype=np.float64), state, tuple(map(len, waiting)))
+        return cls(tuple(phases), np.array(board.margins, dtype=np.float64), state, tuple(map(len, waiting)))
 
     def alike(self, other: _Played) -> bool:
         """Whether both put the same by the same decisions."""
@@ -124,8 +127,7 @@ class Board:
 
     Attributes:
         rows: phases put by each rank.
-        ends: ends of the forwards and input gradients of each rank.
-        sound: every pass was put behind those that it waits for, so no rank waits for ever.
+        sound: every pass was put behind those that it waits for, so that no rank waits for ever.
         margins: what decided each question since the wave began, positive for yes.
     """
 
@@ -137,7 +139,8 @@ class Board:
         self.most = [limit + _SLACK * p for limit in times.limit]
         self.takes = {"F": times.f, "I": times.i, "W": times.w}
         self.count = {phase: [0] * p for phase in "FIW"}
-        self.ends: dict[str, list[list[float]]] = {phase: [[] for _ in range(p)] for phase in "FI"}
+        self.forward_end = [[0.0] * m for _ in range(p)]
+        self.gradient_end = [[0.0] * m for _ in range(p)]
         self.rows, self.sound = [""] * p, True
         self.margins: list[float] = []
         self.tolerance = _SLACK * (max(times.f) + max(times.i) + max(times.w) + times.send)
@@ -148,48 +151,54 @@ class Board:
         return margin > 0.0
 
     def arrival(self, rank: int, phase: str) -> float:
-        """When the input of the rank's next F or I is there, as far as the neighbour has put that pass."""
-        own = phase == "I" and rank == self.last
-        if phase == "F" and not rank:
-            return 0.0
-        ends = self.ends["F" if own else phase][rank - 1 if phase == "F" else min(rank + 1, self.last)]
+        """When the input of the rank's next F or I is there; the neighbour must have put that pass."""
         at = self.count[phase][rank]
-        return (ends[at] if at < len(ends) else 0.0) + (0.0 if own else self.times.send)
+        if phase == "F":
+            return self.forward_end[rank - 1][at] + self.times.send if rank else 0.0
+        return self.forward_end[rank][at] if rank == self.last else self.gradient_end[rank + 1][at] + self.times.send
 
     def runnable(self, rank: int, phase: str) -> bool:
         """Whether the rank's next pass of this phase exists and has had its inputs put."""
         count = self.count
         done = count[phase][rank]
-        if not self.over(self.m - done):
-            return False
-        if phase == "F":
-            return rank == 0 or self.over(count["F"][rank - 1] - done)
         if phase == "W":
-            return self.over(count["I"][rank] - done)
-        return self.over(count["F"][rank] - done) and (rank == self.last or self.over(count["I"][rank + 1] - done))
+            # There are no more input gradients than micro-batches.
+            self.margins.append(more := count["I"][rank] - done)
+            return more > 0
+        self.margins.append(self.m - done)
+        return done < self.m and self.ready(rank, phase)
+
+    def ready(self, rank: int, phase: str) -> bool:
+        """Whether the inputs of the rank's next F or I have been put; of that waves that are alike have as many on their way."""
+        count = self.count
+        done = count[phase][rank]
+        if phase == "F":
+            return rank == 0 or count["F"][rank - 1] > done
+        return count["F"][rank] > done and (rank == self.last or count["I"][rank + 1] > done)
 
     def put(self, rank: int, phase: str) -> None:
         """Run the rank's next pass of this phase as soon as its input is there."""
-        start = clock = self.clock[rank]
+        count = self.count[phase]
+        done, clock = count[rank], self.clock[rank]
+        start = clock
         if phase != "W":
-            self.sound = self.runnable(rank, phase) and self.sound
-            arrival = self.arrival(rank, phase)
-            self.over(arrival - clock - self.tolerance)
-            start = max(clock, arrival)
-            self.ends[phase][rank].append(start + self.takes[phase][rank])
+            start = max(clock, arrival := self.arrival(rank, phase))
+            self.margins.append(arrival - clock - self.tolerance)
         if self.begin[rank] < 0:
             self.begin[rank] = start
         else:
             self.idle[rank] += start - clock
-        self.clock[rank] = start + self.takes[phase][rank]
+        end = self.clock[rank] = start + self.takes[phase][rank]
         if phase == "F":
+            self.forward_end[rank][done] = end
             self.held[rank] += 1.0
             self.peak[rank] = max(self.peak[rank], self.held[rank])
         elif phase == "I":
+            self.gradient_end[rank][done] = end
             self.held[rank] -= 1.0 - self.times.kept[rank]
         else:
             self.held[rank] -= self.times.kept[rank]
-        self.count[phase][rank] += 1
+        count[rank] = done + 1
         self.rows[rank] += phase
 
     def fits(self, rank: int, more: float = 1.0) -> bool:
@@ -205,9 +214,11 @@ class Board:
     def run(self, wave: Callable[[], None]) -> None:
         """Play `wave` once for each input gradient that is left, or leave it out where the last ones tell what it does."""
         seen: list[_Played] = []
-        while self.count["I"][0] < self.m:
+        while (left := self.m - self.count["I"][0]) > 0:
             self.margins, begins = [], list(map(len, self.rows))
             wave()
+            if left < _WORTHWHILE:
+                continue
             seen.append(_Played.of(self, [row[begin:] for row, begin in zip(self.rows, begins, strict=True)]))
             for period in range(1, min(_LONGEST, len(seen) // 3) + 1):
                 times = min(_times(seen[-3 * period :], period), (self.m - self.count["I"][0]) // period)
@@ -224,19 +235,20 @@ class Board:
         """
         began, ended = seen[0], seen[-1]
         moved = (ended.state - began.state)[: 3 * len(self.rows)].reshape(3, -1).tolist()
-        for own, more in zip((self.clock, self.idle, self.held), moved, strict=True):
-            own[:] = [value + times * change for value, change in zip(own, more, strict=True)]
-        self.peak = [peak + max(times * change, 0.0) for peak, change in zip(self.peak, moved[2], strict=True)]
+        # The waves to come hold as much or more: they tell the peak.
+        for own, changes in zip((self.clock, self.idle, self.held), moved, strict=True):
+            own[:] = [value + times * change for value, change in zip(own, changes, strict=True)]
         for rank, row in enumerate(self.rows):
             again = "".join(each.put[rank] for each in seen[1:])
             self.rows[rank] = row + times * again
             for phase, counts in self.count.items():
-                count = again.count(phase)
-                counts[rank] += times * count
-                if phase in self.ends and count:
-                    last = np.array(self.ends[phase][rank][-2 * count :]).reshape(2, -1)
+                done, more = counts[rank], again.count(phase)
+                counts[rank] += times * more
+                if phase != "W" and more:
+                    ends = (self.forward_end if phase == "F" else self.gradient_end)[rank]
+                    last: FloatArray = np.array(ends[done - 2 * more : done]).reshape(2, more)
                     further = last[1] + np.arange(1, times + 1)[:, None] * (last[1] - last[0])
-                    self.ends[phase][rank] += further.reshape(-1).tolist()
+                    ends[done : counts[rank]] = further.reshape(-1).tolist()
 
     @property
     def span(self) -> float:
@@ -283,6 +295,7 @@ class Wave:
             self.mattered.add("late_start")
         for rank in self.ranks:
             for _ in range(more[rank]):
+                board.sound &= board.ready(rank, "F")
                 board.put(rank, "F")
         for rank in reversed(self.ranks):
             board.put(rank, "I")
@@ -329,14 +342,15 @@ class Wave:
     def wanted(self) -> list[bool]:
         """Which ranks run a forward in this wave."""
         over, done = self.board.over, self.board.count["F"]
-        wanted = [over(self.m - count) for count in done]
+        self.board.margins += [self.m - count for count in done]
+        wanted = [count < self.m for count in done]
         if self.choices.skip:
             for rank in self.ranks[:-1]:
                 if wanted[rank] and over(done[rank] - done[rank + 1] - 1) and self.may_skip(rank):
                     wanted[rank] = False
                     self.mattered.add("skip")
         for rank in reversed(self.ranks[:-1]):
-            wanted[rank] = wanted[rank] and (wanted[rank + 1] or not over(self.m - done[rank + 1]))
+            wanted[rank] = wanted[rank] and (wanted[rank + 1] or done[rank + 1] == self.m)
         return wanted
 
     def may_skip(self, rank: int) -> bool:
@@ -362,6 +376,7 @@ class Wave:
                 # Nobody waits for the first rank's gradients: those that are left do not delay its weight gradients.
                 while board.runnable(0, "W"):
                     board.put(0, "W")
+            board.sound &= board.ready(rank, "I")
             board.put(rank, "I")
 
     def fill_wait(self, rank: int, phase: str) -> None:
@@ -369,10 +384,10 @@ class Wave:
         board = self.board
         if not board.runnable(rank, "W"):
             return
-        until = board.arrival(rank, phase) + self.tolerance
-        while board.runnable(rank, "W") and not board.over(board.clock[rank] + self.times.w[rank] - until):
+        until, w = board.arrival(rank, phase), self.times.w[rank]
+        while board.runnable(rank, "W") and not board.over(board.clock[rank] + w - until - self.tolerance):
             board.put(rank, "W")
-        wait = until - board.clock[rank] - self.tolerance
+        wait = until - board.clock[rank]
         if board.runnable(rank, "W") and board.over(wait - self.tolerance):
             longest = board.idles_longest(rank, wait)
             if not longest and self.choices.fill:
