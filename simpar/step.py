@@ -21,6 +21,7 @@ from simpar.engine import discrete_event
 from simpar.engine.effects import expected_load_factor, imbalance_of, memory_loads, routing_law
 from simpar.engine.longest_path import longest_path
 from simpar.engine.repeat import Repetitions, repeat
+from simpar.engine.resume import Head
 from simpar.engine.timeline import Timeline
 from simpar.errors import InputError, Violation
 from simpar.model.kind import kind_of, site_of
@@ -234,11 +235,12 @@ def settled(scenario: Scenario) -> Scenario:
     return scenario.model_copy(update={"site": site.settled(kind)})
 
 
-def run(priced: Priced, engine: Engine = "discrete_event", **effects: Any) -> Timeline:
-    """Replay the program; `effects` go to the discrete-event engine (interference, contention, noise, seed, ...)."""
+def run(priced: Priced, engine: Engine = "discrete_event", head: Head | None = None, **effects: Any) -> Timeline:
+    """Replay the program, from the end of `head`; `effects` go to the discrete-event engine (interference, contention, noise, ...)."""
     if engine == "longest_path":
         return longest_path(priced.program, priced.table)
-    return discrete_event.run(priced.program, priced.table, discrete_event.Effects(**{"interference": True, **effects}))
+    wanted = discrete_event.Effects(**{"interference": True, **effects})
+    return discrete_event.run(priced.program, priced.table, wanted, head=head)
 
 
 def simulate(
@@ -294,7 +296,7 @@ def _folded(scenario: Scenario, apart: Counts | None, detail: Detail, lowering: 
         lambda count, how, lowered: prepare(
             with_microbatches(scenario, count), detail=how, expand=scenario.effects.expand, lowering=lowered
         ),
-        lambda priced: run(priced, **priced.effects),
+        lambda priced, head: run(priced, head=head, **priced.effects),
         lowering,
     )
     coarse: Detail = "stage" if detail == "layer" else detail
