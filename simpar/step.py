@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -236,7 +237,7 @@ def settled(scenario: Scenario) -> Scenario:
 
 
 def run(priced: Priced, engine: Engine = "discrete_event", head: Head | None = None, **effects: Any) -> Timeline:
-    """Replay the program, from the end of `head`; `effects` go to the discrete-event engine (interference, contention, noise, ...)."""
+    """Replay the program, behind its `head`; `effects` go to the discrete-event engine (interference, contention, noise, ...)."""
     if engine == "longest_path":
         return longest_path(priced.program, priced.table)
     wanted = discrete_event.Effects(**{"interference": True, **effects})
@@ -290,7 +291,7 @@ def _folded(scenario: Scenario, apart: Counts | None, detail: Detail, lowering: 
         apart: micro-batches of the first two to try, and of the whole.
     """
     copies = _copies(scenario)
-    passes, last = passes_of(scenario), None
+    passes, last, tried = passes_of(scenario), None, 0
 
     steps = ShorterSteps(
         lambda count, how, lowered: prepare(
@@ -300,8 +301,10 @@ def _folded(scenario: Scenario, apart: Counts | None, detail: Detail, lowering: 
         lowering,
     )
     coarse: Detail = "stage" if detail == "layer" else detail
-    # What repeats itself late is built whole instead.
-    while apart is not None and (last is None or passes.ops(coarse, sum(apart[:2])) * copies <= FOLD_OPS):
+    # What repeats itself late is built whole instead, where it can be: tries cost no more than that together.
+    most = inf if passes.ops(coarse) * copies > FOLD_OPS else passes.microbatches
+    while apart is not None and (last is None or (passes.ops(coarse, sum(apart[:2])) * copies <= FOLD_OPS and tried <= most)):
+        tried += apart[1]
         near = closer(scenario, apart)
         counts = few, more, every = apart if _required(scenario, near[1], {})[0] else near
         # Many micro-batches layer by layer cost more than a step of half as many as are built whole: passes say the same.

@@ -13,16 +13,14 @@ from simpar.engine.timeline import Timeline
 from simpar.parallel.layout import Layout
 from simpar.program.pipelines import Detail
 from simpar.program.program import IntArray, Program
-from simpar.program.shorter import LeftOut, leave_out, rounds
+from simpar.program.shorter import LeftOut, kinds, leave_out, rounds
 from simpar.result.interpret import Priced, interpret
 from simpar.result.memory import RankMemory
-from simpar.result.regime import extends, foreseen, may_extend, without_round
+from simpar.result.regime import extends, foreseen, may_extend
 from simpar.schedules import Schedule
 
 SAME: Final = 1e-11
 """Times that differ by no more of the step are the same."""
-ROUNDED: Final = 1e-14
-"""By no more do times of the step that are rounded differently."""
 Lowering = Callable[..., Program]
 
 
@@ -90,11 +88,7 @@ class ShorterSteps:
         elif not np.array_equal(shorter.table.seconds, longer.table.seconds):
             self.played(few, how)  # What comes once a step, as a reduction, is shared out among its micro-batches.
         elif tried[0]:
-            moved = without_round(timeline, tried[0], ROUNDED * timeline.makespan)
-            if moved is None and without_round(timeline, tried[0], SAME * timeline.makespan):
-                moved = self._play(shorter, _head(shorter, longer, timeline, tried[0].kept))
-            if moved is not None:
-                self._played[few, how] = (shorter, moved)
+            self._played[few, how] = (shorter, self._play(shorter, _head(shorter, longer, timeline, tried[0].kept)))
         return (few, how) in self._played
 
     def may_repeat(self, few: int, more: int, how: Detail) -> bool:
@@ -124,12 +118,13 @@ def same_rows(priced: Priced, other: Priced) -> IntArray:
     at, its = 0, 0
     while at < len(priced.program.begins) - 1:
         for row, other_row in zip(priced.schedule.rows, other.schedule.rows, strict=True):
-            same = next((n for n, (a, b) in enumerate(zip(row, other_row, strict=False)) if a != b), min(len(row), len(other_row)))
-            (first, last), (its_first, its_last) = (
-                step.program.begins[[begin, begin + same]] for step, begin in ((priced, at), (other, its))
-            )
-            if last - first == its_last - its_first:
-                image[first:last] = np.arange(its_first, its_last)
+            pairs = enumerate(zip(kinds(row), kinds(other_row), strict=False))
+            same = next((n for n, (a, b) in pairs if a != b), min(len(row), len(other_row)))
+            begins, its_begins = priced.program.begins[at : at + same + 1], other.program.begins[its : its + same + 1]
+            # The last of its kind may be followed by more.
+            ends = np.flatnonzero(begins - begins[0] != its_begins - its_begins[0])
+            last = int(ends[0]) - 1 if len(ends) else same
+            image[begins[0] : begins[last]] = np.arange(its_begins[0], its_begins[last])
             at, its = at + len(row), its + len(other_row)
     return image
 
