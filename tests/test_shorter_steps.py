@@ -1,4 +1,4 @@
-"""A step that begins as another one is resumed where it differs: programs as lowering makes them, times as the engine finds them."""
+"""A step that begins as another one is resumed where it differs: programs as lowering makes them, times as the engine has them."""
 
 from __future__ import annotations
 
