@@ -27,8 +27,7 @@ Lowering = Callable[..., Program]
 class ShorterSteps:
     """Each is prepared, played and interpreted once.
 
-    Of two that differ by a round the shorter one is read off the longer one where that says it: what comes behind the round comes
-    earlier by what the round takes. Else each is played from where it differs from the last one.
+    Each is played from where it differs from the one before; the shorter of two that differ by a round, from where it leaves that out.
     """
 
     def __init__(
