@@ -27,7 +27,7 @@ Lowering = Callable[..., Program]
 class ShorterSteps:
     """Each is prepared, played and interpreted once.
 
-    Each is played from where it differs from the one before; the shorter of two that differ by a round, from where it leaves that out.
+    Each is played from where it differs from the one before, or a shorter one from where it differs from the longer.
     """
 
     def __init__(
