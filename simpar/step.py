@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from simpar.engine import discrete_event
 from simpar.engine.effects import expected_load_factor, imbalance_of, memory_loads, routing_law
 from simpar.engine.longest_path import longest_path
 from simpar.engine.repeat import Repetitions, repeat
+from simpar.engine.resume import Head
 from simpar.engine.timeline import Timeline
 from simpar.errors import InputError, Violation
 from simpar.model.kind import kind_of, site_of
@@ -234,11 +236,12 @@ def settled(scenario: Scenario) -> Scenario:
     return scenario.model_copy(update={"site": site.settled(kind)})
 
 
-def run(priced: Priced, engine: Engine = "discrete_event", **effects: Any) -> Timeline:
-    """Replay the program; `effects` go to the discrete-event engine (interference, contention, noise, seed, ...)."""
+def run(priced: Priced, engine: Engine = "discrete_event", head: Head | None = None, **effects: Any) -> Timeline:
+    """Replay the program, behind its `head`; `effects` go to the discrete-event engine (interference, contention, noise, ...)."""
     if engine == "longest_path":
         return longest_path(priced.program, priced.table)
-    return discrete_event.run(priced.program, priced.table, discrete_event.Effects(**{"interference": True, **effects}))
+    wanted = discrete_event.Effects(**{"interference": True, **effects})
+    return discrete_event.run(priced.program, priced.table, wanted, head=head)
 
 
 def simulate(
@@ -288,18 +291,20 @@ def _folded(scenario: Scenario, apart: Counts | None, detail: Detail, lowering: 
         apart: micro-batches of the first two to try, and of the whole.
     """
     copies = _copies(scenario)
-    passes, last = passes_of(scenario), None
+    passes, last, tried = passes_of(scenario), None, 0
 
     steps = ShorterSteps(
         lambda count, how, lowered: prepare(
             with_microbatches(scenario, count), detail=how, expand=scenario.effects.expand, lowering=lowered
         ),
-        lambda priced: run(priced, **priced.effects),
+        lambda priced, head: run(priced, head=head, **priced.effects),
         lowering,
     )
     coarse: Detail = "stage" if detail == "layer" else detail
-    # What repeats itself late is built whole instead.
-    while apart is not None and (last is None or passes.ops(coarse, sum(apart[:2])) * copies <= FOLD_OPS):
+    # What repeats itself late is built whole instead, where it can be: tries cost no more than that together.
+    most = inf if passes.ops(coarse) * copies > FOLD_OPS else passes.microbatches
+    while apart is not None and (last is None or (passes.ops(coarse, sum(apart[:2])) * copies <= FOLD_OPS and tried <= most)):
+        tried += apart[1]
         near = closer(scenario, apart)
         counts = few, more, every = apart if _required(scenario, near[1], {})[0] else near
         # Many micro-batches layer by layer cost more than a step of half as many as are built whole: passes say the same.

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.errors import InputError
-from simpar.schedules import Phase, Schedule, build_schedule
-from simpar.schedules.automatic_wave import Choices, StageTimes, Wave, waves
+from simpar.schedules import Phase, Schedule, automatic_wave, build_schedule
+from simpar.schedules.automatic import _handcrafted
+from simpar.schedules.automatic_wave import Board, Choices, StageTimes, Wave, play, waves
 from simpar.schedules.order import goes_on
 
 # Qi et al. 2023 (arXiv 2401.10241): stage times in ms that the authors profiled (arXiv Table 9) and the bubbles that they
@@ -176,3 +177,47 @@ def test_an_order_goes_on_where_each_round_is_run_again() -> None:
         changed = [few, more, every]
         changed[orders] = tuple(map(tuple, rows))
         assert not goes_on(*changed)
+
+
+PER_RANK = st.lists(st.sampled_from((0.5, 1.0, 1.01, 1.3, 2.0)), min_size=5, max_size=5).map(tuple)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    f=PER_RANK, i=PER_RANK, w=PER_RANK, send=st.sampled_from((0.0, 0.05, 1.0)), kept=st.sampled_from((0.0, 0.3, 1.0)),
+    limits=st.lists(st.sampled_from((2.0, 3.5, 5.0, 10.0)), min_size=5, max_size=5), count=st.sampled_from((100, 173, 260)),
+)  # fmt: skip
+def test_waves_left_out_are_those_that_would_be_played(
+    f: tuple[float, ...],
+    i: tuple[float, ...],
+    w: tuple[float, ...],
+    send: float,
+    kept: float,
+    limits: list[float],
+    count: int,
+) -> None:
+    """Ranks of unequal speed: slack and idle time change from wave to wave until something is decided otherwise."""
+    times = StageTimes(f, i, w, send, tuple(limits), (kept,) * 5)
+    given = list(_handcrafted(5, count))
+
+    def boards() -> list[Board]:
+        return [*waves(times, count), *(play(times, count, rows) for rows in given)]
+
+    found = boards()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(automatic_wave, "_WORTHWHILE", 10**9)
+        whole = boards()
+    for one, other in zip(found, whole, strict=True):
+        assert one.rows == other.rows
+        assert (one.sound, one.count) == (other.sound, other.count)
+        assert (*one.clock, *one.idle, *one.peak) == pytest.approx((*other.clock, *other.idle, *other.peak), rel=1e-11, abs=1e-9)
+
+
+def test_waves_that_repeat_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand waves of equal ranks are those of the warm-up, of a period seen three times and of the end."""
+    played = []
+    monkeypatch.setattr(Wave, "gradients", lambda wave, plain=Wave.gradients: (played.append(1), plain(wave)))
+    times = StageTimes((1.0,) * 4, (1.0,) * 4, (1.0,) * 4, 0.1, (4.0,) * 4, (1.0,) * 4)
+    board = Wave(times, 1000, Choices(late_start=True, skip=True, fill=True)).run()
+    assert len(played) < 60
+    assert [row.count("F") for row in board.rows] == [1000] * 4

@@ -1,19 +1,20 @@
-"""A step a round shorter is read off the longer one: the program that lowering makes, the times that the engine finds."""
+"""A step that begins as another one is resumed where it differs: programs as lowering makes them, times as the engine has them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from test_size import SMALL
 
-from simpar.engine.timeline import Timeline
-from simpar.program.program import Program
+from simpar.engine.resume import head_of
+from simpar.program.program import OpKind, PriceTable, Program
 from simpar.program.shorter import LeftOut, leave_out, rounds
 from simpar.result.folded import with_microbatches
 from simpar.result.interpret import Priced
-from simpar.result.regime import without_round
+from simpar.result.shorter_steps import same_rows
 from simpar.schedules import SCHEDULES
 from simpar.specs.scenario import make_scenario
 from simpar.step import prepare, run
@@ -42,11 +43,6 @@ def steps(few: int, more: int, detail: Any = "stage", **plan: Any) -> Steps:
     return short, long, left or None
 
 
-def without(long: Priced, left: LeftOut, tolerance: float = 1e-14) -> Timeline | None:
-    timeline = run(long)
-    return without_round(timeline, left, tolerance * timeline.makespan)
-
-
 @pytest.mark.parametrize("schedule", sorted(SCHEDULES))
 @pytest.mark.parametrize("zero_stage", [1, 3])
 @pytest.mark.parametrize("detail", ["stage", "op"])
@@ -59,30 +55,44 @@ def test_without_a_round_it_is_the_shorter_step(schedule: str, zero_stage: int, 
     if left is None:
         return
     assert described(left.program) == described(short.program)
-    times, timeline = without(long, left), run(short)
-    if times is not None:
-        assert times.start == pytest.approx(timeline.start, rel=0.0, abs=1e-13 * timeline.makespan)
-        assert times.finish == pytest.approx(timeline.finish, rel=0.0, abs=1e-13 * timeline.makespan)
-        # To the last bit an op starts with the end of one that it waited for, as in the engine.
-        assert set(times.start.tolist()) <= {0.0, *times.finish.tolist()}
+    if np.array_equal(short.table.seconds, long.table.seconds):
+        head, whole = head_of(left.program, short.table, run(long), long.table, left.kept), run(short)
+        resumed = run(replace(short, program=left.program), head=head)
+        assert head.done > short.program.num_ops / 2
+        assert np.array_equal(resumed.start, whole.start)
+        assert np.array_equal(resumed.finish, whole.finish)
 
 
-@pytest.mark.parametrize(("schedule", "virtual"), [("1f1b", 1), ("interleaved", 2), ("v-half", 2), ("dualpipe-v", 2)])
-def test_times_are_read_off_once_rounds_are_alike(schedule: str, virtual: int) -> None:
-    _, long, left = steps(32, 36 if schedule == "interleaved" else 33, schedule=schedule, virtual_stages=virtual)
-    assert left is not None
-    assert without(long, left) is not None
+@pytest.mark.parametrize("schedule", sorted(SCHEDULES))
+@pytest.mark.parametrize(("first", "second"), [(32, 56), (56, 32)])
+@pytest.mark.parametrize("interference", [True, False])
+def test_a_run_is_resumed_where_it_differs_from_another(schedule: str, first: int, second: int, interference: bool) -> None:
+    """To the last bit, over stages of unequal length; breadth first, rows differ after the forwards of one chunk."""
+    virtual = SCHEDULES[schedule].virtual_stages or (2 if "interleaved" in schedule else 1)
+    split = [1, 3, 2, 2, 2, 3, 2, 1] if virtual == 2 else [3, 5, 6, 2]
+    other, long, _ = steps(first, second, schedule=schedule, virtual_stages=virtual, layers_per_stage=split)
+    known = run(other, interference=interference)
+    head = head_of(long.program, long.table, known, other.table, same_rows(long, other))
+    resumed, whole = (run(long, head=begun, interference=interference) for begun in (head, None))
+    least = 0.1 if schedule in ("gpipe", "interleaved_bfs") else 0.5
+    assert head.done > least * min(long.program.num_ops, other.program.num_ops)
+    assert np.array_equal(resumed.start, whole.start)
+    assert np.array_equal(resumed.finish, whole.finish)
 
 
-def test_nothing_is_read_off_a_round_that_takes_its_time() -> None:
-    """Every op from the round before on comes later, the longer the later: none is the one a round earlier moved."""
-    _, long, left = steps(32, 33, schedule="1f1b")
-    assert left is not None
-    timeline = run(long)
-    first, begin, stop, _ = left.rows[0]
-    slower = np.where(np.arange(long.program.num_ops) >= 2 * begin - stop, 1.001, 1.0)
-    assert first < 2 * begin - stop
-    assert without_round(Timeline(long.program, timeline.start * slower, timeline.finish * slower), left, 1e-9) is None
+def test_what_starts_behind_another_price_is_not_known() -> None:
+    """The last stage's backwards take twice as long: known is what starts before its first one and has ended by then."""
+    step, other, _ = steps(32, 32, schedule="1f1b")
+    backward = (step.program.kind == OpKind.BACKWARD) & (step.program.stage == 3)
+    slow = step.table.seconds * np.where(np.isin(np.arange(len(step.table.seconds)), step.program.price[backward]), 2.0, 1.0)
+    slower = replace(step, table=PriceTable(slow, step.table.interference))
+    known = run(other)
+    head = head_of(slower.program, slower.table, known, other.table, np.arange(step.program.num_ops))
+    first = known.start[backward].min()
+    assert head.until == min(first, known.start[known.finish >= first].min())
+    assert np.array_equal(~np.isnan(head.start), known.start < head.until)
+    resumed, whole = run(slower, head=head), run(slower)
+    assert np.array_equal(resumed.finish, whole.finish)
 
 
 def test_a_wait_across_the_round_is_for_another_micro_batch() -> None:

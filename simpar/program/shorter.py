@@ -79,9 +79,14 @@ def leave_out(program: Program, more: Schedule, left: Rounds, microbatches: int)
     return LeftOut(found, np.flatnonzero(stay), tuple(cuts))
 
 
+def kinds(row: tuple[Action, ...]) -> list[tuple[object, ...]]:
+    """What a rank runs, whichever micro-batch."""
+    return [action[:2] if not action[3] else (action[3][0][0], action[3][1][0]) for action in row]
+
+
 def _round(fewer: tuple[Action, ...], more: tuple[Action, ...]) -> tuple[int, int] | None:
     """(place, length) of a round in `more`, with a round like it on either side, that `fewer` does not have."""
-    short, longer = ([a[:2] if not a[3] else (a[3][0][0], a[3][1][0]) for a in row] for row in (fewer, more))
+    short, longer = kinds(fewer), kinds(more)
     length = len(longer) - len(short)
     end = next((at for at, (a, b) in enumerate(zip(short, longer, strict=False)) if a != b), len(short))
     at, again = end - length, longer[end - length : end]

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from simpar.engine.timeline import Timeline
 from simpar.program.program import COMPUTE_KINDS, FloatArray, IntArray, OpKind, Program
-from simpar.program.shorter import LeftOut
 
 BoolArray = NDArray[np.bool_]
 
@@ -254,36 +253,3 @@ def _together(program: Program, inside: BoolArray, again: BoolArray, shifts: Flo
             if (both(apart[..., :2].max(axis=2), apart[..., 2:].max(axis=2)).min(axis=1, initial=np.inf) > 2 * tolerance).any():
                 return False
     return True
-
-
-def without_round(timeline: Timeline, left: LeftOut, tolerance: float) -> Timeline | None:
-    """When the ops of a program run without a round, from when they run with it; None where that does not say it.
-
-    Whatever still runs or has not begun when the round begins runs again a constant later, with the round; so without the round all
-    that comes behind it runs that constant earlier, and meets what it met.
-
-    Args:
-        tolerance: seconds that are none.
-    """
-    times = np.stack([timeline.start, timeline.finish], axis=1)
-    behind, moved, ready = np.ones(timeline.program.num_ops, dtype=bool), [], times[: left.rows[0][0], 1].max(initial=0.0)
-    behind[: left.rows[0][0]] = False
-    for first, begin, stop, last in left.rows:
-        now = times[begin:last, 0].min()
-        running = np.flatnonzero(times[first:begin, 1] > now)
-        since = min(first + running.min(initial=begin - first), 2 * begin - stop)
-        moved.append(times[since + stop - begin : stop] - times[since:begin])
-        if ready > now or np.ptp(moved[-1]) > tolerance:
-            return None
-        behind[first:begin] = False
-    steps = np.concatenate(moved)
-    if np.ptp(steps) > tolerance:
-        return None
-    start, finish = np.ascontiguousarray((times - np.where(behind, steps.mean(), 0.0)[:, None])[left.kept].T)
-    begins, before = left.program.predecessors
-    waits = np.flatnonzero(np.diff(begins))
-    free = np.maximum.reduceat(finish[before], begins[waits])
-    if np.abs(start[waits] - free).max(initial=0.0) > tolerance:
-        return None
-    start[waits] = free  # To the last bit: what comes at one moment is told from what comes just before.
-    return Timeline(left.program, start, finish)

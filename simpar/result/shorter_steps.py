@@ -8,37 +8,35 @@ from typing import Final
 
 import numpy as np
 
+from simpar.engine.resume import Head, head_of
 from simpar.engine.timeline import Timeline
 from simpar.parallel.layout import Layout
 from simpar.program.pipelines import Detail
-from simpar.program.program import Program
-from simpar.program.shorter import LeftOut, leave_out, rounds
+from simpar.program.program import IntArray, Program
+from simpar.program.shorter import LeftOut, kinds, leave_out, rounds
 from simpar.result.interpret import Priced, interpret
 from simpar.result.memory import RankMemory
-from simpar.result.regime import extends, foreseen, may_extend, without_round
+from simpar.result.regime import extends, foreseen, may_extend
 from simpar.schedules import Schedule
 
 SAME: Final = 1e-11
 """Times that differ by no more of the step are the same."""
-ROUNDED: Final = 1e-14
-"""By no more do times of the step that are rounded differently."""
 Lowering = Callable[..., Program]
 
 
 class ShorterSteps:
     """Each is prepared, played and interpreted once.
 
-    Of two that differ by a round the shorter one is read off the longer one where that says it: what comes behind the round comes
-    earlier by what the round takes.
+    Each is played from where it differs from the one before, or a shorter one from where it differs from the longer.
     """
 
     def __init__(
-        self, prepare: Callable[[int, Detail, Lowering], Priced], play: Callable[[Priced], Timeline], lower: Lowering
+        self, prepare: Callable[[int, Detail, Lowering], Priced], play: Callable[[Priced, Head | None], Timeline], lower: Lowering
     ) -> None:
         """
         Args:
             prepare: number of micro-batches, detail and lowering -> the priced program.
-            play: replays it.
+            play: replays it, from where its head ends.
             lower: turns (layout, schedule, detail, expand=...) into a program.
         """
         self._prepare, self._play, self._lower = prepare, play, lower
@@ -49,7 +47,8 @@ class ShorterSteps:
         """The priced program of `count` micro-batches and when it runs."""
         if (count, how) not in self._played:
             priced = self._prepare(count, how, self._lower)
-            self._played[count, how] = (priced, self._play(priced))
+            last = next((each for at, each in reversed(self._played.items()) if at[1] == how and len(each[0].program.begins)), None)
+            self._played[count, how] = (priced, self._play(priced, last and _head(priced, *last, same_rows(priced, last[0]))))
         return self._played[count, how]
 
     def repeat(self, few: int, more: int, every: int, how: Detail) -> bool:
@@ -84,15 +83,11 @@ class ShorterSteps:
 
         shorter = self._prepare(few, how, lowered)
         if not tried:
-            self._played[few, how] = (shorter, self._play(shorter))
+            self._played[few, how] = (shorter, self._play(shorter, _head(shorter, longer, timeline, same_rows(shorter, longer))))
         elif not np.array_equal(shorter.table.seconds, longer.table.seconds):
             self.played(few, how)  # What comes once a step, as a reduction, is shared out among its micro-batches.
         elif tried[0]:
-            moved = without_round(timeline, tried[0], ROUNDED * timeline.makespan)
-            if moved is None and without_round(timeline, tried[0], SAME * timeline.makespan):
-                moved = self._play(shorter)
-            if moved is not None:
-                self._played[few, how] = (shorter, moved)
+            self._played[few, how] = (shorter, self._play(shorter, _head(shorter, longer, timeline, tried[0].kept)))
         return (few, how) in self._played
 
     def may_repeat(self, few: int, more: int, how: Detail) -> bool:
@@ -108,6 +103,29 @@ class ShorterSteps:
         passes = ((more - few) // copies, more // copies, every // copies)
         found = foreseen(timeline, *passes, tolerance=SAME * timeline.makespan)
         return None if found is None else found * copies
+
+
+def _head(priced: Priced, other: Priced, timeline: Timeline, image: IntArray) -> Head:
+    return head_of(priced.program, priced.table, timeline, other.table, image)
+
+
+def same_rows(priced: Priced, other: Priced) -> IntArray:
+    """The op of another step that each op is as far as every row runs alike; -1 for the others. Int array [ops]."""
+    image, count = np.full(priced.program.num_ops, -1), int(priced.program.begins[0])
+    if count == other.program.begins[0]:
+        image[:count] = np.arange(count)
+    at, its = 0, 0
+    while at < len(priced.program.begins) - 1:
+        for row, other_row in zip(priced.schedule.rows, other.schedule.rows, strict=True):
+            pairs = enumerate(zip(kinds(row), kinds(other_row), strict=False))
+            same = next((n for n, (a, b) in pairs if a != b), min(len(row), len(other_row)))
+            begins, its_begins = priced.program.begins[at : at + same + 1], other.program.begins[its : its + same + 1]
+            # The last of its kind may be followed by more.
+            ends = np.flatnonzero(begins - begins[0] != its_begins - its_begins[0])
+            last = int(ends[0]) - 1 if len(ends) else same
+            image[begins[0] : begins[last]] = np.arange(its_begins[0], its_begins[last])
+            at, its = at + len(row), its + len(other_row)
+    return image
 
 
 def _memory_extends(first: RankMemory, second: RankMemory) -> bool:

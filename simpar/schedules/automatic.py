@@ -44,20 +44,20 @@ def _stage_times(num_ranks: int, limit: float, **options: object) -> StageTimes:
     return StageTimes(each("f", 1.0), each("i", 1.0), each("w", 1.0), send, limits, each("kept", 1.0))
 
 
-def _handcrafted(num_ranks: int, num_microbatches: int) -> Iterator[list[list[str]]]:
+def _handcrafted(num_ranks: int, num_microbatches: int) -> Iterator[list[str]]:
     """ZB-H1, ZB-H2 and 1F1B with each weight gradient right after its input gradient, as phases per rank."""
-    forwards, gradients = ([Action(0, phase, m) for m in range(num_microbatches)] for phase in (Phase.F, Phase.I))
+    forwards, gradients, weights = ([phase] * num_microbatches for phase in "FIW")
     for ahead, delay in ((1, 1), (2, 2), (1, 0)):
-        rows = (delayed_weights(forwards, gradients, ahead * (num_ranks - r - 1), delay * r) for r in range(num_ranks))
-        yield [[action.phase.value for action in row] for row in rows]
+        rows = (delayed_weights(forwards, gradients, weights, ahead * (num_ranks - r - 1), delay * r) for r in range(num_ranks))
+        yield list(map("".join, rows))
 
 
-def _schedule(name: str, num_microbatches: int, phases: Sequence[Sequence[str]]) -> Schedule:
+def _schedule(name: str, num_microbatches: int, phases: Sequence[str]) -> Schedule:
     """The schedule with these phases per rank, each rank's one stage taking the microbatches in turn."""
     rows = []
     for rank, row in enumerate(phases):
-        turn = {phase: count() for phase in "FIW"}
-        rows.append(tuple(Action(rank, Phase(phase), next(turn[phase])) for phase in row))
+        turn = {phase.value: map(partial(Action, rank, phase), count()) for phase in (Phase.F, Phase.I, Phase.W)}
+        rows.append(tuple([next(turn[phase]) for phase in row]))
     return Schedule(name, len(rows), num_microbatches, loop_placement(len(rows), 1), tuple(rows))
 
 
@@ -77,8 +77,8 @@ def _best(name: str, times: StageTimes, num_microbatches: int, flush: bool) -> S
         return (makespan, span) if flush else (span, makespan)
 
     # On clocks that tie, two ranks may each be placed first where only the other's result lets them start.
-    found = (_schedule(name, num_microbatches, board.rows) for board in sorted(boards, key=score))
-    return next(schedule for schedule in found if not schedule.replay().blocked)
+    found = ((board, _schedule(name, num_microbatches, board.rows)) for board in sorted(boards, key=score))
+    return next(schedule for board, schedule in found if board.sound or not schedule.replay().blocked)
 
 
 def _order(num_ranks: int, num_microbatches: int, virtual_stages: int, *, name: str, times: float, **options: object) -> Schedule:

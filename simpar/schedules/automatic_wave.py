@@ -3,17 +3,34 @@
 Every wave runs at most one forward per rank, then the micro-batch's input gradient on every rank; weight gradients fill the
 waits and free memory where the limit is reached. Before the first gradient each rank runs as many forwards as fit. Three
 yes-or-no choices are left open; the caller tries all and keeps the best (Qi et al. 2023, arXiv 2401.10241, section 3.1).
+
+Between its decisions a wave only adds and takes the later of two times. So once the same waves moved every clock and every pass
+on its way by the same constants twice, they go on doing so until a decision turns out otherwise, and each decision's margin tells
+when at the soonest: as many waves are left out at once (`Board.run`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from itertools import product
+from itertools import chain, product
 from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
 
 _SLACK = 1e-9
 """Relative tolerance of comparisons of times and of memory."""
+_ROUNDED: Final = 1e-13
+"""Clocks that differ by no more of the latest one are the same."""
+_LONGEST: Final = 8
+"""Most waves that are looked at as one period."""
+_WORTHWHILE: Final = 80
+"""Least waves that are left for a look."""
+_MANY: Final = 1e9
+"""More waves than any step has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +76,60 @@ class Choices:
 CHOICES: Final = tuple(field.name for field in fields(Choices))
 
 
+@dataclass(frozen=True, slots=True)
+class _Played:
+    """A wave of a board.
+
+    Attributes:
+        put: phases that each rank put.
+        margins: of the decisions, float array.
+        state: afterwards clock, idle and held memory of each rank, and ends of passes that the neighbour has not taken up.
+        waiting: how many those are, by phase and rank.
+    """
+
+    put: tuple[str, ...]
+    margins: FloatArray
+    state: FloatArray
+    waiting: tuple[int, ...]
+
+    @classmethod
+    def of(cls, board: Board, phases: Sequence[str]) -> _Played:
+        """The last wave of `board`, which put so much."""
+        forwards, gradients = board.count["F"], board.count["I"]
+        ends, put = [*board.forward_end, *board.gradient_end[1:]], [*forwards, *gradients[1:]]
+        taken = [*forwards[1:], gradients[-1], *gradients[:-1]]
+        waiting = [each[first:last] for each, first, last in zip(ends, taken, put, strict=True)]
+        state = np.array([*board.clock, *board.idle, *board.held, *chain.from_iterable(waiting)])
+        return cls(tuple(phases), np.array(board.margins, dtype=np.float64), state, tuple(map(len, waiting)))
+
+    def alike(self, other: _Played) -> bool:
+        """Whether both put the same by the same decisions."""
+        return (self.put, self.waiting, len(self.margins)) == (other.put, other.waiting, len(other.margins)) and np.array_equal(
+            self.margins > 0.0, other.margins > 0.0
+        )
+
+
+def _times(seen: Sequence[_Played], period: int) -> int:
+    """How many times more the last of three periods is sure to be played."""
+    if not all(map(_Played.alike, seen, seen[period:])):
+        return 0
+    states = [seen[at * period - 1].state for at in (1, 2, 3)]
+    if np.abs(states[2] - 2.0 * states[1] + states[0]).max() > _ROUNDED * states[2].max():
+        return 0
+    before, margins = (np.concatenate([each.margins for each in part]) for part in (seen[period : 2 * period], seen[2 * period :]))
+    change = margins - before
+    shrinks = np.flatnonzero(np.where(margins > 0.0, change < 0.0, change > 0.0))
+    return int(np.abs(margins[shrinks] / change[shrinks]).min(initial=_MANY)) - 1
+
+
 class Board:
-    """Ranks with their clocks and memory, and the passes put so far; `put` plays one more."""
+    """Ranks with their clocks and memory, and the passes put so far; `put` plays one more.
+
+    Attributes:
+        rows: phases put by each rank.
+        sound: every pass was put behind those that it waits for, so that no rank waits for ever.
+        margins: what decided each question since the wave began, positive for yes.
+    """
 
     def __init__(self, times: StageTimes, num_microbatches: int) -> None:
         p, m = times.ranks, num_microbatches
@@ -72,7 +141,14 @@ class Board:
         self.count = {phase: [0] * p for phase in "FIW"}
         self.forward_end = [[0.0] * m for _ in range(p)]
         self.gradient_end = [[0.0] * m for _ in range(p)]
-        self.rows: list[list[str]] = [[] for _ in range(p)]
+        self.rows, self.sound = [""] * p, True
+        self.margins: list[float] = []
+        self.tolerance = _SLACK * (max(times.f) + max(times.i) + max(times.w) + times.send)
+
+    def over(self, margin: float) -> bool:
+        """Whether `margin` is positive; every decision goes through here."""
+        self.margins.append(margin)
+        return margin > 0.0
 
     def arrival(self, rank: int, phase: str) -> float:
         """When the input of the rank's next F or I is there; the neighbour must have put that pass."""
@@ -85,19 +161,29 @@ class Board:
         """Whether the rank's next pass of this phase exists and has had its inputs put."""
         count = self.count
         done = count[phase][rank]
-        if done == self.m:
-            return False
+        if phase == "W":
+            # There are no more input gradients than micro-batches.
+            self.margins.append(more := count["I"][rank] - done)
+            return more > 0
+        self.margins.append(self.m - done)
+        return done < self.m and self.ready(rank, phase)
+
+    def ready(self, rank: int, phase: str) -> bool:
+        """Whether the inputs of the rank's next F or I have been put; of that waves that are alike have as many on their way."""
+        count = self.count
+        done = count[phase][rank]
         if phase == "F":
             return rank == 0 or count["F"][rank - 1] > done
-        if phase == "W":
-            return count["I"][rank] > done
         return count["F"][rank] > done and (rank == self.last or count["I"][rank + 1] > done)
 
     def put(self, rank: int, phase: str) -> None:
         """Run the rank's next pass of this phase as soon as its input is there."""
         count = self.count[phase]
         done, clock = count[rank], self.clock[rank]
-        start = clock if phase == "W" else max(clock, self.arrival(rank, phase))
+        start = clock
+        if phase != "W":
+            start = max(clock, arrival := self.arrival(rank, phase))
+            self.margins.append(arrival - clock - self.tolerance)
         if self.begin[rank] < 0:
             self.begin[rank] = start
         else:
@@ -113,11 +199,56 @@ class Board:
         else:
             self.held[rank] -= self.times.kept[rank]
         count[rank] = done + 1
-        self.rows[rank].append(phase)
+        self.rows[rank] += phase
 
     def fits(self, rank: int, more: float = 1.0) -> bool:
         """Whether `more` activations stay within the rank's limit."""
-        return self.held[rank] + more <= self.most[rank]
+        return not self.over(self.held[rank] + more - self.most[rank])
+
+    def idles_longest(self, rank: int, more: float) -> bool:
+        """Whether after `more` idle time the rank would have idled longer than any."""
+        longest = max(self.idle)
+        self.margins += [longest - idle - self.tolerance for idle in self.idle]
+        return self.over(self.idle[rank] + more - longest - self.tolerance)
+
+    def run(self, wave: Callable[[], None]) -> None:
+        """Play `wave` once for each input gradient that is left, or leave it out where the last ones tell what it does."""
+        seen: list[_Played] = []
+        while (left := self.m - self.count["I"][0]) > 0:
+            self.margins, begins = [], list(map(len, self.rows))
+            wave()
+            if left < _WORTHWHILE:
+                continue
+            seen.append(_Played.of(self, [row[begin:] for row, begin in zip(self.rows, begins, strict=True)]))
+            for period in range(1, min(_LONGEST, len(seen) // 3) + 1):
+                times = min(_times(seen[-3 * period :], period), (self.m - self.count["I"][0]) // period)
+                if times > 1:
+                    self._leave_out(seen[-period - 1 :], times)
+                    seen = []
+                    break
+
+    def _leave_out(self, seen: Sequence[_Played], times: int) -> None:
+        """Do what the waves of `seen` did so many times more.
+
+        Args:
+            seen: a period, behind the moment when it began.
+        """
+        began, ended = seen[0], seen[-1]
+        moved = (ended.state - began.state)[: 3 * len(self.rows)].reshape(3, -1).tolist()
+        # The waves to come hold as much or more: they tell the peak.
+        for own, changes in zip((self.clock, self.idle, self.held), moved, strict=True):
+            own[:] = [value + times * change for value, change in zip(own, changes, strict=True)]
+        for rank, row in enumerate(self.rows):
+            again = "".join(each.put[rank] for each in seen[1:])
+            self.rows[rank] = row + times * again
+            for phase, counts in self.count.items():
+                done, more = counts[rank], again.count(phase)
+                counts[rank] += times * more
+                if phase != "W" and more:
+                    ends = (self.forward_end if phase == "F" else self.gradient_end)[rank]
+                    last: FloatArray = np.array(ends[done - 2 * more : done]).reshape(2, more)
+                    further = last[1] + np.arange(1, times + 1)[:, None] * (last[1] - last[0])
+                    ends[done : counts[rank]] = further.reshape(-1).tolist()
 
     @property
     def span(self) -> float:
@@ -142,14 +273,12 @@ class Wave:
         self.times, self.m, self.choices = times, num_microbatches, choices
         self.mattered: set[str] = set()
         self.ranks = range(times.ranks)
-        self.tolerance = _SLACK * (max(times.f) + max(times.i) + max(times.w) + times.send)
+        self.tolerance = self.board.tolerance
 
     def run(self) -> Board:
         """Play all micro-batches."""
         self.warm_up()
-        for _ in range(1, self.m):
-            self.forwards()
-            self.gradients()
+        self.board.run(self.wave)
         for rank in self.ranks:
             while self.board.runnable(rank, "W"):
                 self.board.put(rank, "W")
@@ -166,6 +295,7 @@ class Wave:
             self.mattered.add("late_start")
         for rank in self.ranks:
             for _ in range(more[rank]):
+                board.sound &= board.ready(rank, "F")
                 board.put(rank, "F")
         for rank in reversed(self.ranks):
             board.put(rank, "I")
@@ -191,6 +321,11 @@ class Wave:
                 more[rank] -= 1
         return more
 
+    def wave(self) -> None:
+        """At most one forward and one input gradient on every rank."""
+        self.forwards()
+        self.gradients()
+
     def forwards(self) -> None:
         """At most one forward on every rank."""
         board = self.board
@@ -206,11 +341,12 @@ class Wave:
 
     def wanted(self) -> list[bool]:
         """Which ranks run a forward in this wave."""
-        done = self.board.count["F"]
+        over, done = self.board.over, self.board.count["F"]
+        self.board.margins += [self.m - count for count in done]
         wanted = [count < self.m for count in done]
         if self.choices.skip:
             for rank in self.ranks[:-1]:
-                if wanted[rank] and done[rank] >= done[rank + 1] + 2 and self.may_skip(rank):
+                if wanted[rank] and over(done[rank] - done[rank + 1] - 1) and self.may_skip(rank):
                     wanted[rank] = False
                     self.mattered.add("skip")
         for rank in reversed(self.ranks[:-1]):
@@ -221,14 +357,14 @@ class Wave:
         """Whether the rank's forward would end after the next rank's gradient arrives, and leaving it out costs little."""
         board, times = self.board, self.times
         gradient = board.clock[rank + 1] + times.f[rank + 1] + times.i[rank + 1] + times.send
-        clock, over, pending = board.clock[rank], board.held[rank] + 1.0, board.count["I"][rank] - board.count["W"][rank]
-        if clock >= gradient - self.tolerance:
+        clock, held, pending = board.clock[rank], board.held[rank] + 1.0, board.count["I"][rank] - board.count["W"][rank]
+        if board.over(clock - gradient + self.tolerance):
             return True
-        while over > board.most[rank] and pending > 0:
-            over, pending, clock = over - times.kept[rank], pending - 1, clock + times.w[rank]
-        if clock + times.f[rank] <= gradient + self.tolerance:
+        while board.over(held - board.most[rank]) and board.over(pending):
+            held, pending, clock = held - times.kept[rank], pending - 1, clock + times.w[rank]
+        if not board.over(clock + times.f[rank] - gradient - self.tolerance):
             return False
-        return gradient - board.clock[rank] <= max(board.idle) - board.idle[rank] + self.tolerance
+        return not board.idles_longest(rank, gradient - board.clock[rank])
 
     def gradients(self) -> None:
         """The wave's input gradient on every rank, from the last."""
@@ -236,10 +372,11 @@ class Wave:
         for rank in reversed(self.ranks):
             if rank < self.times.ranks - 1:
                 self.fill_wait(rank, "I")
-            if rank == 0 and board.count["F"][0] == self.m:
+            if rank == 0 and not board.over(self.m - board.count["F"][0]):
                 # Nobody waits for the first rank's gradients: those that are left do not delay its weight gradients.
                 while board.runnable(0, "W"):
                     board.put(0, "W")
+            board.sound &= board.ready(rank, "I")
             board.put(rank, "I")
 
     def fill_wait(self, rank: int, phase: str) -> None:
@@ -247,12 +384,12 @@ class Wave:
         board = self.board
         if not board.runnable(rank, "W"):
             return
-        until = board.arrival(rank, phase)
-        while board.runnable(rank, "W") and board.clock[rank] + self.times.w[rank] <= until + self.tolerance:
+        until, w = board.arrival(rank, phase), self.times.w[rank]
+        while board.runnable(rank, "W") and not board.over(board.clock[rank] + w - until - self.tolerance):
             board.put(rank, "W")
         wait = until - board.clock[rank]
-        if board.runnable(rank, "W") and wait > self.tolerance:
-            longest = wait > max(board.idle) - board.idle[rank] + self.tolerance
+        if board.runnable(rank, "W") and board.over(wait - self.tolerance):
+            longest = board.idles_longest(rank, wait)
             if not longest and self.choices.fill:
                 self.mattered.add("fill")
             if longest or self.choices.fill:
@@ -272,16 +409,20 @@ def waves(times: StageTimes, num_microbatches: int) -> list[Board]:
     return [found[Choices(*answers)] for answers in product((False, True), repeat=3)]
 
 
-def play(times: StageTimes, num_microbatches: int, rows: Sequence[Sequence[str]]) -> Board:
+def play(times: StageTimes, num_microbatches: int, rows: Sequence[str]) -> Board:
     """A given order of phases per rank on the same clocks, micro-batches in order within each phase."""
     board = Board(times, num_microbatches)
-    left = set(range(times.ranks))
-    while left:
-        for rank in sorted(left):
-            row, position = rows[rank], len(board.rows[rank])
-            while position < len(row) and board.runnable(rank, row[position]):
-                board.put(rank, row[position])
-                position += 1
-            if position == len(row):
-                left.discard(rank)
+
+    def put(ends: Sequence[int]) -> None:
+        """Every rank's row up to its end among `ends`."""
+        left = set(range(times.ranks))
+        while left:
+            for rank in sorted(left):
+                while (at := len(board.rows[rank])) < ends[rank] and board.runnable(rank, rows[rank][at]):
+                    board.put(rank, rows[rank][at])
+                if at == ends[rank]:
+                    left.discard(rank)
+
+    board.run(lambda: put([row.index("I", len(done)) + 1 for row, done in zip(rows, board.rows, strict=True)]))
+    put(list(map(len, rows)))
     return board

@@ -12,17 +12,20 @@ back 2r weight gradients, which it runs at the end. With F = I = W the ranks' ro
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from simpar.schedules.action import Action, Phase
 from simpar.schedules.family import Order, ScheduleFamily
 from simpar.schedules.interleaved import Row, equal_rounds, looped, round_size
 from simpar.schedules.schedule import Schedule
 
+T = TypeVar("T")
 
-def delayed_weights(forwards: list[Action], input_gradients: list[Action], warmup: int, delay: int) -> Row:
+
+def delayed_weights(forwards: list[T], input_gradients: list[T], weights: list[T], warmup: int, delay: int) -> tuple[T, ...]:
     """`warmup` forwards (or all), then F and I in turn, each weight gradient `delay` input gradients after its own."""
     warmup = min(warmup, len(forwards))
     row = forwards[:warmup]
-    weights = [Action(action.stage, Phase.W, action.microbatch) for action in input_gradients]
     for position, gradient in enumerate(input_gradients):
         if position + warmup < len(forwards):
             row.append(forwards[position + warmup])
@@ -41,7 +44,8 @@ def _delayed(name: str, apart: int = 1) -> Order:
 
         def row(rank: int, forwards: list[Action], gradients: list[Action]) -> Row:
             warmup = apart * (num_ranks - rank - 1) + (virtual_stages - 1) * group
-            return delayed_weights(forwards, gradients, warmup, delay=apart * rank)
+            weights = [Action(action.stage, Phase.W, action.microbatch) for action in gradients]
+            return delayed_weights(forwards, gradients, weights, warmup, delay=apart * rank)
 
         return looped(name, (num_ranks, num_microbatches, virtual_stages), group, Phase.I, row)
 
