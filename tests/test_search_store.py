@@ -28,7 +28,7 @@ from simpar.searching.store import Store, checksum, request_key
 
 REQUEST = {"what": "a test"}
 WISH = Wish(keep=4)
-QUICK = Wish(keep=20, fold=True, next_design=False, reach=1.3, tolerance=0.01)
+QUICK = Wish(keep=20, fold=True, reach=1.3, tolerance=0.01)
 ASKED = ("--model", "llama3.1-8b", "--hardware", "dgx-h100", "--sequence-length", "8192", "--global-batch", "8")
 SMALL_SEARCH = (*ASKED, "--num-nodes", "1", "--framework", "megatron-core", "--fix", "tp=2,pp=2,cp=1", "--fix",
                 "recompute=none,micro_batch_size=1", "--quiet")  # fmt: skip

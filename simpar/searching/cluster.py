@@ -44,8 +44,8 @@ def _cluster_part(
     def tell(bound: float, closed: list[Closed]) -> None:
         worker.log_event(topic, {"part": part, "bound": bound, "closed": [(c.name, c.account.to_json()) for c in closed]})
         with suppress(Exception):  # A lost message only costs pruning.
-            value, other, of, points = best.get(timeout="2s")
-            limits[0] = Limits(value, other, tuple(of) if of else None, tuple((v, b) for v, b in points))
+            value, points = best.get(timeout="2s")
+            limits[0] = Limits(value, tuple((v, b) for v, b in points))
 
     now = Now(tell, closed)
     return solve_part(space, wish, part, nodes, known, lambda: limits[0], Followers(scored, now, now.closing))
@@ -103,7 +103,7 @@ def _on_cluster(task: Task, client: Any, scheduler: str) -> Iterator[PartResult]
         while waiting or running:
             while waiting and len(running) < max(sum(client.nthreads().values()), 1):
                 part, nodes = waiting.pop(0)
-                known, closed = task.incumbents.known, task.closing(part)
+                known, closed = task.incumbents.best, task.closing(part)
                 future = client.submit(
                     _cluster_part, task.space, task.wish, part, nodes, known, closed, topic, pure=False, retries=RETRIES
                 )

@@ -312,7 +312,7 @@ def _wish(options: SearchOptions) -> Wish:
     front = collect(lambda: parse_front(options.pareto), ())
     wish = Wish(
         objective or "step_time", options.top, constraints, options.robust == "p90", front,
-        usd_per_gpu_hour=options.usd_per_gpu_hour, pue=options.pue, fold=True, next_design=False,
+        usd_per_gpu_hour=options.usd_per_gpu_hour, pue=options.pue, fold=True,
         fit_probability=options.fit_probability,
     )  # fmt: skip
     if wish.robust and wish.by_memory:

@@ -151,7 +151,7 @@ class DesignBounds:
         outlook = outlook or self.outlook(design)
         columns = outlook.columns
         counts = np.array([(every - len(columns)) * inner, 0, 0])
-        late, beaten = self._hopeless(outlook.least.min(axis=1), np.zeros(len(columns)), incumbents, design)
+        late, beaten = self._hopeless(outlook.least.min(axis=1), np.zeros(len(columns)), incumbents)
         counts += [0, late.sum() * inner, beaten.sum() * inner]
         some = ~late & ~beaten
         columns, sharding = columns[some], outlook.sharding
@@ -169,14 +169,14 @@ class DesignBounds:
             return _empty(design, again, states, offloads, counts)
         tables = self.tables(design, again.names)
         pipe = self.pipe(design, again, tables)
-        late, beaten = self._hopeless(pipe.least, np.zeros(len(pipe.least)), incumbents, design)
+        late, beaten = self._hopeless(pipe.least, np.zeros(len(pipe.least)), incumbents)
         rows = np.flatnonzero(~late & ~beaten)
         counts += [0, late.sum() * inner, beaten.sum() * inner]
         if not len(rows):
             return _empty(design, again, states, offloads, counts)
         fits = fits[:, rows]
         time_s = self._times(design, again.take(rows), tables, pipe.take(rows), sharding, np.asarray(fits.any(axis=(1, 2))))
-        late, beaten = self._hopeless(time_s, np.zeros(time_s.shape), incumbents, design)
+        late, beaten = self._hopeless(time_s, np.zeros(time_s.shape), incumbents)
         hopeful = fits & ~late & ~beaten
         counts += [(~fits).sum(), (fits & late).sum(), (fits & beaten).sum()]
         # Only what may still win is asked for its memory.
@@ -187,7 +187,7 @@ class DesignBounds:
         need = np.full(time_s.shape, np.inf)
         need[each] = self.needs(design, again, tables, rows, columns, [offloads[k] for k in each.tolist()])
         fits = hopeful & (need <= self.capacity)
-        late, beaten = self._hopeless(time_s, need, incumbents, design)
+        late, beaten = self._hopeless(time_s, need, incumbents)
         alive = fits & ~late & ~beaten
         if incumbents.front or incumbents.by_memory:
             parent = np.full(alive.shape, -1)
@@ -207,9 +207,9 @@ class DesignBounds:
         return self.open_layouts(design, Incumbents(by_memory=True))
 
     @staticmethod
-    def _hopeless(time_s: FloatArray, need: FloatArray, incumbents: Incumbents, design: Design) -> tuple[BoolArray, BoolArray]:
+    def _hopeless(time_s: FloatArray, need: FloatArray, incumbents: Incumbents) -> tuple[BoolArray, BoolArray]:
         late = incumbents.late(time_s)
-        return late, incumbents.beaten(time_s, need, design.mesh_key) & ~late
+        return late, incumbents.beaten(time_s, need) & ~late
 
     def _times(
         self, design: Design, again: Recomputations, tables: Sequence[BlockTable], pipe: bounds.PipelineBound,

@@ -30,9 +30,6 @@ ALONE_S: Final = 20.0
 """CPU seconds that a search may take in one process before it is dealt to more."""
 
 
-_WIDTH: Final = 9
-"""Numbers of a `Limits`: two values and the degrees and micro-batch of a design."""
-_NOBODY: Final = -1
 _POINTS: Final = 512
 """Layouts of a front that are told at most; the fastest."""
 
@@ -41,18 +38,14 @@ class SharedLimits:
     """What layouts must beat, written by one process and read by others."""
 
     def __init__(self, context: Any) -> None:
-        self._numbers = context.RawArray("d", 2 * _WIDTH)
+        self._value = context.RawValue("d", inf)
         # Of a front: its number, how many points, the points, its number again.
         self._front = context.RawArray("d", 2 * _POINTS + 3)
-        self._read, self._seen, self._points = Limits(), 0.0, Limits().points
-        self.write(self._read)
+        self._seen, self._points = 0.0, Limits().points
 
     def write(self, limits: Limits) -> None:
-        """Replace it. It stands there twice: a reader that finds both alike has not read it half written."""
-        row = (limits.value, limits.other, *(limits.of or (_NOBODY,) * (_WIDTH - 2)))
-        if tuple(self._numbers[:_WIDTH]) != row:
-            self._numbers[:_WIDTH] = row
-            self._numbers[_WIDTH:] = row
+        """Replace it."""
+        self._value.value = limits.value
         points = limits.points[:_POINTS]
         if points != self._points:
             self._points, number = points, self._front[0] + 1.0
@@ -63,11 +56,7 @@ class SharedLimits:
 
     def read(self) -> Limits:
         """The last that was whole."""
-        second = tuple(self._numbers[_WIDTH:])
-        if second == tuple(self._numbers[:_WIDTH]):
-            value, other, *of = second
-            self._read = Limits(value, other, None if of[0] == _NOBODY else tuple(map(int, of)), self._told())
-        return self._read
+        return Limits(self._value.value, self._told())
 
     def _told(self) -> tuple[tuple[float, float], ...]:
         """The last front that was whole."""
@@ -157,7 +146,7 @@ def in_process(task: Task, until_s: float = inf) -> Iterator[PartResult]:
 
         now = Now(tell, task.closing(part))
         followers = Followers(task.on_scored, now, now.closing)
-        yield solve_part(task.space, task.wish, part, nodes, task.incumbents.known, followers=followers)
+        yield solve_part(task.space, task.wish, part, nodes, task.incumbents.best, followers=followers)
 
 
 # -- processes -------------------------------------------------------------------------------------------------------------
@@ -257,7 +246,7 @@ class _Pool:
             # What a worker has surveyed it need not price again.
             worker.part = part = next((p for p in self._waiting if p in worker.seen), self._waiting[0])
             self._waiting.remove(part)
-        known = None if worker.surveys else self.task.incumbents.known
+        known = None if worker.surveys else self.task.incumbents.best
         with suppress(OSError):  # It died: its end of the pipe says so at the next look.
             worker.pipe.send((part, self.task.parts[part], known, self.task.closing(part)))
 

@@ -224,7 +224,7 @@ class MixedBranch:
 
     def _simulate(self, choice: Choice, bound: float) -> str:
         """Deal the layers out, simulate, value; why it does not count, or nothing."""
-        known = (s for s in self.incumbents.known if replace(s.choice, pipeline=replace(s.choice.pipeline, layers=())) == choice)
+        known = (s for s in self.best if replace(s.choice, pipeline=replace(s.choice.pipeline, layers=())) == choice)
         if next(known, None) is not None:
             return ""
         self.account.evaluated["simulated"] += 1

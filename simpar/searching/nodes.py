@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Final, NamedTuple, cast
 
-from simpar.searching.choice import Choice, Group, MeshKey, Offload, Pipeline, Variant
+from simpar.searching.choice import Choice, Group, Offload, Pipeline, Variant
 from simpar.searching.design_bounds import Outlook
 from simpar.searching.evaluation import Evaluation
 from simpar.searching.open_layouts import Design, OpenLayouts
@@ -73,7 +73,6 @@ class Ranked:
     """
 
     node: tuple[Group, int, int, Variant]
-    design: MeshKey
     order: list[int]
     seconds: list[float]
     left: list[int]
