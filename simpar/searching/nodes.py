@@ -6,12 +6,11 @@ import heapq
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any, Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 from simpar.searching.choice import Choice, Group, Offload, Pipeline, Variant
-from simpar.searching.design_bounds import Outlook
 from simpar.searching.evaluation import Evaluation
-from simpar.searching.open_layouts import Design, OpenLayouts
+from simpar.searching.open_layouts import OpenLayouts
 
 Waiting = tuple[float, int, float, OpenLayouts, int]
 """A layout that waits to be swept: rank, number, bound, table and its position there."""
@@ -53,13 +52,6 @@ def by_shape(table: OpenLayouts, positions: Sequence[int], least_s: float) -> di
 def on_device(choice: Choice) -> Choice:
     """The same layout with all activations on the device."""
     return replace(choice, offload=Offload(0.0, choice.offload.optimizer))
-
-
-def design_of(kind: str, payload: Any) -> Design | None:
-    """What a set of layouts is of, where all are of one design."""
-    if kind == "shardings":
-        return cast(Outlook, payload).design
-    return cast(OpenLayouts, payload[2]).design if kind in ("undercut", "timed", "layout") else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,4 +135,4 @@ class Together:
         return float(min(values))
 
 
-__all__ = ["Node", "Ranked", "Shape", "Together", "Waiting", "by_shape", "design_of", "on_device"]
+__all__ = ["Node", "Ranked", "Shape", "Together", "Waiting", "by_shape", "on_device"]
