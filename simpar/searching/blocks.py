@@ -238,14 +238,9 @@ def block_kinds(network: Network, kinds: Kinds) -> list[tuple[int, Layer, bool]]
     layers = dict(zip(kinds.layer, network.layers, strict=True))
     found = [(kind + more, block, not more) for kind, block in layers.items() for more in (0, kinds.layers)]
     found += [(kinds.mtp, block, True) for block in network.mtp[:1]]
-    return [*found, *((kind, block, False) for kind, block in _ends(network, kinds).items())]
-
-
-def _ends(network: Network, kinds: Kinds) -> dict[int, Layer]:
-    """Blocks that are no layers, by kind."""
-    named = ((kinds.embedding, network.embedding), (kinds.mtp_head, network.mtp_head), (kinds.head, network.head),
-             (kinds.shared_head, network.tied_head))  # fmt: skip
-    return {kind: block for kind, block in named if block is not None}
+    ends = ((kinds.embedding, network.embedding), (kinds.mtp_head, network.mtp_head), (kinds.head, network.head),
+            (kinds.shared_head, network.tied_head))  # fmt: skip
+    return [*found, *((kind, block, False) for kind, block in ends if block is not None)]
 
 
 def encoder_kinds(network: Network, kinds: Kinds) -> dict[int, EncoderLayer]:
@@ -343,14 +338,7 @@ def serial_seconds(ops: Sequence[LocalOp], seconds: Sequence[float]) -> tuple[fl
 
 def plain_blocks(layout: Layout, kinds: Kinds) -> dict[int, Layer]:
     """One block of each kind of a layout without recomputation (kinds n .. 2n-1 of layers)."""
-    network = layout.network
-    found: dict[int, Layer] = {}
-    for index, kind in enumerate(kinds.layer):
-        found.setdefault(kind + kinds.layers, network.layers[index])
-    found.update(_ends(network, kinds))
-    if network.mtp:
-        found[kinds.mtp] = network.mtp[0]
-    return found
+    return {kind: block for kind, block, _ in block_kinds(layout.network, kinds) if kind >= kinds.layers}
 
 
 @dataclass(frozen=True)
