@@ -34,6 +34,7 @@ from simpar.searching.blocks import (
     Kinds,
     W,
     block_kinds,
+    column_of,
     encoder_kinds,
     has_experts,
     no_longer,
@@ -144,11 +145,11 @@ class Pricing:
                 name = (same, *where, recompute if recomputes else "none", phases)
                 if name not in self._columns:
                     found = [
-                        Column.of(p.layout, p, p.layout.split(block, own[kind][1]), phases, sharded=self.shards)
+                        column_of(p.layout, p, p.layout.split(block, own[kind][1]), phases, sharded=self.shards)
                         for p, own in zip(pricers, split, strict=True)
                     ]
-                    less = found[0].dense if kind == self.kinds.mtp_head else layout.tied_extra if kind == shared else 0.0
-                    self._columns[name] = no_longer([replace(c, dense=c.dense - less) if less else c for c in found], -len(orders))
+                    less = found[0]["dense"] if kind == self.kinds.mtp_head else layout.tied_extra if kind == shared else 0.0
+                    self._columns[name] = no_longer([c | {"dense": c["dense"] - less} if less else c for c in found], -len(orders))
                 columns[kind] = self._columns[name]
             self._tables[key] = BlockTable.of(columns, layout.calibration.pass_s)
         return self._tables[key]
