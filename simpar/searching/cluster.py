@@ -47,15 +47,12 @@ def _cluster_part(space: Space, wish: Wish, part: int, nodes: Sequence[Node], kn
     return solve_part(space, wish, part, nodes, known, lambda: limits[0], Followers(scored, Now(tell)))
 
 
-def dask(task: Task, scheduler: str | None) -> Iterator[PartResult]:
+def dask(task: Task, scheduler: str) -> Iterator[PartResult]:
     """Parts on the workers of the Dask cluster at `scheduler`; Dask itself does a lost worker's parts again.
 
     Raises:
-        InputError: no address, Dask is not installed, nobody answers there, or its workers cannot do the work.
+        InputError: Dask is not installed, nobody answers there, or its workers cannot do the work.
     """
-    if not scheduler:
-        right = "--scheduler tcp://10.0.0.1:8786"
-        raise InputError([Violation("--executor", "dask", "needs the scheduler's address", right)])
     try:
         from distributed import Client
     except ImportError:

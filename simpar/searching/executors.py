@@ -265,13 +265,12 @@ class _Pool:
         self._workers.append(self._hire())
 
 
-def processes(task: Task, workers: int | None = None) -> Iterator[PartResult]:
+def processes(task: Task, count: int) -> Iterator[PartResult]:
     """Parts on processes of this machine; a worker that dies is replaced and its part done again.
 
     Raises:
         InputError: workers keep dying.
     """
-    count = workers or os.cpu_count() or 1
     if count <= 1 or len(task.parts) <= 1:
         yield from in_process(task)
         return
