@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import pytest
@@ -104,10 +104,8 @@ def test_an_update_that_the_host_leads_into_has_a_price_for_each_backward_before
 
 
 @pytest.mark.parametrize("name", ["dense", "moe", "zero-bubble", "slow-gpu", "slow-rank"])
-def test_bounds_of_all_pipelines_at_once_are_those_of_each(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    branch, draw = branch_of(name), random.Random(4)
-    # All at once know no kernels, of which most lose more than the least beside a send.
-    monkeypatch.setattr(branch.pricing.sends, "loss", partial(branch.pricing.sends.loss, least=True))
+def test_serial_work_of_all_pipelines_is_near_the_chains_of_each(name: str) -> None:
+    branch, draw, ratios = branch_of(name), random.Random(4), list[float]()
     for group, batch, m in draw.sample(branch.space.nodes(), 6):
         pipelines = branch.space.pipelines(group.pp, m)
         for variant in branch.space.variants(group)[:2]:
@@ -117,7 +115,9 @@ def test_bounds_of_all_pipelines_at_once_are_those_of_each(name: str, monkeypatc
                 again = branch.design_bounds.recomputations(pipelines[index], group.pp)
                 plain = again.texts.index("none")
                 alone = branch.design_bounds.pipe(design, again, branch.design_bounds.tables(design, again.names)).least[plain]
-                assert together[index] == pytest.approx(alone, rel=1e-12)
+                assert together[index] <= alone * (1.0 + 1e-12)
+                ratios.append(together[index] / alone)
+    assert np.median(ratios) > 0.9, "a bound of zero would pass the rest"
 
 
 @pytest.mark.parametrize("name", ["dense", "moe", "slow-gpu"])
