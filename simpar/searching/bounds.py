@@ -63,12 +63,6 @@ class PipelineBound:
         none: dict[str, Any] = dict.fromkeys(("head", "tail", "around_head", "around_tail"), nothing)
         return replace(self, **none, ways=self.ways[:, :0], first=self.first[:0], last=self.last[:0], whole=False, goes_round=False)
 
-    def stalled(self, rank: int, seconds: FloatArray) -> PipelineBound:
-        """With a rank that waits for something else so long, float array [R], between its own ops."""
-        work = self.work.copy()
-        work[:, rank] += seconds
-        return replace(self, work=work)
-
     def take(self, rows: IntArray) -> PipelineBound:
         """Some of the recomputations."""
         columns = ("head", "work", "tail", "around_head", "around_tail", "ways")

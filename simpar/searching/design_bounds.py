@@ -220,10 +220,8 @@ class DesignBounds:
         none = np.zeros((2, len(again.texts), len(sharding.end)))
         for share in dict.fromkeys(o.activations for o, asked in zip(offloads, wanted.tolist(), strict=True) if asked):
             if share:
-                rank, stall = self._host_stall(design, again, tables)
-                waiting = pipe.stalled(rank, stall * share)
                 path = self._host_path(design, again, tables, pipe, share)
-                found[share] = np.maximum(bounds.combine(waiting, sharding), path[:, None] + sharding.end.T[:, None])
+                found[share] = np.maximum(bounds.combine(pipe, sharding), path[:, None] + sharding.end.T[:, None])
             else:
                 found[share] = bounds.combine(pipe, sharding)
         return np.array([found.get(o.activations, none)[int(o.optimizer)] for o in offloads])
@@ -241,20 +239,6 @@ class DesignBounds:
         seconds = stages.seconds(tables, again.table)[:, :, stages.which] * shape.through
         turn = self.pricing.pipelines.backwards(design.pipeline, design.group.pp, design.m)
         return bounds.host_path(pipe, turn, seconds, share * self.pricing.host_seconds_per_byte * moved[:, stages.which])
-
-    def _host_stall(self, design: Design, again: Recomputations, tables: Sequence[BlockTable]) -> tuple[int, FloatArray]:
-        """The rank of the last stage, and how long it waits in a step if all activations move, float array [R].
-
-        Where a backward of the last stage follows its own forward at once, what of the last block is offloaded goes to the host and
-        comes back between the two (nothing of the loss).
-        """
-        rank, turns = self.pricing.pipelines.turns(design.pipeline, design.group.pp, design.m)
-        stages = again.stages
-        order = stages.orders[stages.which[-1]]
-        if not order.shape[1]:
-            return rank, np.zeros(len(again.texts))
-        moved = np.array([t.offloadable for t in tables])[again.table, order[:, -1]]
-        return rank, np.asarray(2.0 * turns * self.pricing.host_seconds_per_byte * moved)
 
     def cut(self, design: Design) -> tuple[object, Cut]:
         """How a design cuts the layers over ranks, and its name."""

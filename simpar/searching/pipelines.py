@@ -12,7 +12,7 @@ from simpar.schedules import Schedule
 from simpar.searching.blocks import Composition
 from simpar.searching.choice import Pipeline
 from simpar.searching.critical import Paths, critical_paths
-from simpar.searching.in_flight import Backwards, InFlight, backwards, in_flight, turns
+from simpar.searching.in_flight import Backwards, InFlight, backwards, in_flight
 from simpar.searching.memo import kept
 from simpar.searching.shapes import paired_passes, shape_of, style_of
 from simpar.searching.slow_ranks import Slow
@@ -64,11 +64,6 @@ class Pipelines:
             )
             self._schedules[key] = schedule_of(self.pricing.template.model_copy(update={"plan": plan}), m)
         return self._schedules[key]
-
-    @kept
-    def turns(self, pipeline: Pipeline, pp: int, m: int) -> tuple[int, int]:
-        """The rank of the last stage, and how many of its micro-batches turn round at once: backward right after forward."""
-        return turns(self.schedule(pipeline, pp, m))
 
     @kept
     def backwards(self, pipeline: Pipeline, pp: int, m: int) -> Backwards:
