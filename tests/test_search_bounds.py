@@ -25,7 +25,6 @@ from simpar.searching.blocks import serial_seconds
 from simpar.searching.branch import Branch
 from simpar.searching.choice import Choice
 from simpar.searching.incumbents import Incumbents
-from simpar.searching.nodes import on_device
 from simpar.searching.open_layouts import Design
 from simpar.searching.request import make_space
 from simpar.searching.settings import estimate
@@ -71,7 +70,6 @@ def test_every_tier_is_below_the_next_and_the_longest_path_is_the_simulated_time
     result = simulate(choice.scenario(branch.space.template), detail=detail)  # type: ignore[arg-type]
     time_s, device_bytes = result.step_time_s, result.worst_rank.device_bytes
     assert branch.evaluation.longest_path(choice) == pytest.approx(time_s, rel=1e-9), str(choice)
-    assert branch.evaluation.longest_path(on_device(choice)) <= time_s * SLACK, str(choice)
 
     table = branch.design_bounds.open_layouts(
         Design(choice.group, choice.micro_batch_size, m, choice.variant, choice.pipeline), Incumbents(by_memory=True)
@@ -198,7 +196,7 @@ def test_what_goes_to_the_host_first_is_in_the_bounds() -> None:
     node = (choice.group, choice.micro_batch_size, microbatches(branch, choice), choice.variant)
     table = branch.design_bounds.open_layouts(Design(*node, choice.pipeline), Incumbents(by_memory=True))
     time_s = branch.evaluation.longest_path(choice)
-    assert branch.evaluation.longest_path(on_device(choice)) < 0.87 * time_s
+    assert branch.evaluation.longest_path(replace(choice, offload=replace(choice.offload, activations=0.0))) < 0.87 * time_s
     assert 0.94 < float(table.time_s.min()) / time_s <= SLACK
 
 

@@ -23,7 +23,7 @@ from simpar.searching.design_bounds import DesignBounds
 from simpar.searching.evaluation import Evaluation
 from simpar.searching.incumbents import Incumbents, Scored
 from simpar.searching.memory_floors import MemoryFloors
-from simpar.searching.nodes import Node, Ranked, Shape, Together, Waiting, by_shape, on_device
+from simpar.searching.nodes import Node, Ranked, Shape, Together, Waiting, by_shape
 from simpar.searching.open_layouts import Design, OpenLayouts
 from simpar.searching.pricing import Pricing
 from simpar.searching.set_bounds import SetBounds
@@ -278,7 +278,7 @@ class Branch:
         popped: list[Waiting] = []
         # Where most settings of a design are not worth a look, one layout at a time decides about the others.
         most = 1 if self.incumbents.tolerance or self.incumbents.within else LARGEST
-        together = self.incumbents.front and most == 1 and not payload.on_device
+        together = self.incumbents.front and most == 1
         while pool and len(popped) < most and (not popped or pool[0][0] <= self._until):
             popped.append(heapq.heappop(pool))
         take = []
@@ -294,24 +294,19 @@ class Branch:
                 self._settle(reason, int(table.weight[at]))
             elif not (together and self.together.waits(pool, popped[0], self.incumbents.cutoff())):
                 take.append((choice, at, time_s, need, table))
-        if payload.on_device:
-            found, _ = self.evaluation.longest_paths([on_device(choice) for choice, *_ in take])
-            known = [(max(float(v), time_s), table, at) for (_, at, time_s, _, table), v in zip(take, found, strict=True)]
-            self._pool(payload._replace(on_device=False), known)
-        else:
-            swept = self.evaluation.longest_paths([choice for choice, *_ in take], alone=together)
-            for (choice, at, time_s, need, table), value, less in zip(take, *swept, strict=True):
-                kind, weight, value = "undercut" if less else "timed", int(table.weight[at]), max(float(value), time_s)
-                if not less:
-                    self.incumbents.timed(choice, time_s, value)
-                    self.together.fastest = min(self.together.fastest, value)
-                # Of a front any layout within the tolerance will do: the first that is timed counts at once.
-                counts = self.incumbents.within or self.incumbents.cutoff() < inf
-                if most == 1 and counts and not less and not self._reject(value, need):
-                    self.open_timed(value, (choice, need, table, at), weight)
-                    self.together.fastest = inf
-                    continue
-                self.push(value, kind, (choice, need, table, at), weight, need, choice.complexity)
+        swept = self.evaluation.longest_paths([choice for choice, *_ in take], alone=together)
+        for (choice, at, time_s, need, table), value, less in zip(take, *swept, strict=True):
+            kind, weight, value = "undercut" if less else "timed", int(table.weight[at]), max(float(value), time_s)
+            if not less:
+                self.incumbents.timed(choice, time_s, value)
+                self.together.fastest = min(self.together.fastest, value)
+            # Of a front any layout within the tolerance will do: the first that is timed counts at once.
+            counts = self.incumbents.within or self.incumbents.cutoff() < inf
+            if most == 1 and counts and not less and not self._reject(value, need):
+                self.open_timed(value, (choice, need, table, at), weight)
+                self.together.fastest = inf
+                continue
+            self.push(value, kind, (choice, need, table, at), weight, need, choice.complexity)
         self._pool(payload, [])
 
     def open_undercut(self, bound: float, payload: tuple[Choice, float, OpenLayouts, int], count: int) -> None:
