@@ -27,7 +27,6 @@ from simpar.searching.choice import Choice
 from simpar.searching.incumbents import Incumbents
 from simpar.searching.open_layouts import Design
 from simpar.searching.request import make_space
-from simpar.searching.settings import estimate
 from simpar.searching.shapes import paired_passes, shape_of
 from simpar.specs.options import RunOptions
 from simpar.step import simulate
@@ -131,10 +130,10 @@ def test_bounds_of_a_pipeline_s_spreads_are_near_the_time(name: str) -> None:
         node = (choice.group, choice.micro_batch_size, microbatches(branch, choice))
         index = branch.space.pipelines(choice.group.pp, node[2]).index(choice.pipeline)
         bound_s = branch.set_bounds.pipeline_seconds(*node, choice.variant)[index]
-        own = estimate(branch.design_bounds, choice, node[2])
-        assert own is not None
-        assert own[0] >= bound_s / SLACK, "opening a pipeline never loosens its bound"
-        ratios.append(own[0] / branch.evaluation.longest_path(choice))
+        outlook = branch.design_bounds.outlook(Design(*node, choice.variant, choice.pipeline))
+        own = outlook.least[outlook.columns.tolist().index(branch.space.states(choice.group).index(choice.state))]
+        assert outlook.least.min() >= bound_s / SLACK, "opening a pipeline never loosens its bound"
+        ratios.append(float(own[int(choice.offload.optimizer)]) / branch.evaluation.longest_path(choice))
     # Measured medians: 0.99 with and without experts.
     assert float(np.median(ratios)) > 0.9
     assert max(ratios) <= SLACK
@@ -149,9 +148,9 @@ def test_waits_and_pairs_of_schedules_in_a_v_are_in_the_bounds(schedule: str) ->
     branch = Branch(space_of("llama3.1-70b", nodes=8, sequence=8192, batch=64, fix=free))
     branch.design_bounds.capacity = float("inf")
     choice = next(iter(branch.space.choices()))
-    own = estimate(branch.design_bounds, choice, microbatches(branch, choice))
-    assert own is not None
-    share = own[0] / branch.evaluation.longest_path(choice)
+    node = (choice.group, choice.micro_batch_size, microbatches(branch, choice), choice.variant)
+    outlook = branch.design_bounds.outlook(Design(*node, choice.pipeline))
+    share = float(outlook.least.min()) / branch.evaluation.longest_path(choice)
     assert 0.98 < share <= SLACK, share
 
 
@@ -178,9 +177,9 @@ def test_compute_beside_sends_is_slowed_in_the_bounds() -> None:
     branch = Branch(space_of("llama3.1-70b", nodes=8, sequence=8192, batch=128, fix=free, framework="megatron-core"))
     branch.design_bounds.capacity = float("inf")
     choice = next(iter(branch.space.choices()))
-    own = estimate(branch.design_bounds, choice, microbatches(branch, choice))
-    assert own is not None
-    share = own[0] / branch.evaluation.longest_path(choice)
+    node = (choice.group, choice.micro_batch_size, microbatches(branch, choice), choice.variant)
+    outlook = branch.design_bounds.outlook(Design(*node, choice.pipeline))
+    share = float(outlook.least.min()) / branch.evaluation.longest_path(choice)
     assert 0.987 < share <= SLACK
 
 

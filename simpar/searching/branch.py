@@ -19,7 +19,7 @@ import numpy as np
 from simpar.program.program import FloatArray
 from simpar.searching.account import Account, Followers, Glimpse
 from simpar.searching.choice import Choice, Group, Variant
-from simpar.searching.design_bounds import DesignBounds
+from simpar.searching.design_bounds import DesignBounds, Outlook
 from simpar.searching.evaluation import Evaluation
 from simpar.searching.incumbents import Incumbents, Scored
 from simpar.searching.memory_floors import MemoryFloors
@@ -155,7 +155,7 @@ class Branch:
         """Search until all that waits is behind `until`, or nothing can beat the best; the least of what is left, infinite then."""
         openers: dict[str, Callable[[float, Any, int], None]] = {
             "mesh": self.open_mesh, "variant": self.open_variant, "priced": self.open_priced,
-            "pipeline": self.open_pipeline, "shape": self.open_shape,
+            "pipeline": self.open_pipeline, "shardings": self.open_shardings, "shape": self.open_shape,
             "undercut": self.open_undercut, "timed": self.open_timed, "layout": self.open_layout,
         }  # fmt: skip
         self._until = until
@@ -231,15 +231,25 @@ class Branch:
             self.push(ranked.seconds[at], "pipeline", (ranked, at), ranked.left[at], least)
 
     def open_pipeline(self, bound: float, payload: tuple[Ranked, int], count: int) -> None:
-        """Bounds and memory of every recomputation x spread x offload of the first of these pipelines at once."""
-        del bound
+        """Bound every spread of the states, without recomputation, of the first of these pipelines."""
         ranked, at = payload
         self._next_pipeline(ranked, at + 1)
         count -= ranked.left[at + 1] if at + 1 < len(ranked.left) else 0
         group, _, m, _ = ranked.node
         design = Design(*ranked.node, self.space.pipelines(group.pp, m)[ranked.order[at]])
+        outlook = self.design_bounds.outlook(design)
         self.account.evaluated["bounds"] += count
-        table = self.design_bounds.open_layouts(design, self.incumbents)
+        if len(outlook.columns):
+            least = max(bound, float(outlook.least.min()))
+            self.push(least, "shardings", outlook, count, self.set_bounds.least_bytes(group))
+        else:
+            # Not even the states fit, however they are spread.
+            self._settle(MEMORY, count)
+
+    def open_shardings(self, bound: float, payload: Outlook, count: int) -> None:
+        """Bounds and memory of every recomputation x spread x offload at once."""
+        del bound, count
+        table = self.design_bounds.open_layouts(payload.design, self.incumbents, payload)
         for reason, number in zip((MEMORY, CONSTRAINT, BOUND), table.rejected, strict=True):
             self._settle(reason, number)
         if len(table.order):

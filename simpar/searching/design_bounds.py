@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -28,6 +28,23 @@ BoolArray = NDArray[np.bool_]
 _LARGEST_MEMO = 20_000
 
 
+@dataclass(frozen=True)
+class Outlook:
+    """What is known of a design before its recomputations and offloads are looked at.
+
+    Attributes:
+        columns: shardings whose states fit at rest, int array [D].
+        least: seconds of each without recomputation, optimizer on the device and offloaded, float array [D, 2]: no layout of it
+            is faster; infinite where it does not fit or is not in the space.
+        sharding: what they add; None without any.
+    """
+
+    design: Design
+    columns: IntArray
+    least: FloatArray
+    sharding: StateBound | None
+
+
 class DesignBounds:
     """Makes design_bounds, with memos of what designs share."""
 
@@ -42,6 +59,7 @@ class DesignBounds:
         self._peaks: dict[object, FloatArray] = {}
         self._stage_bytes: dict[object, StageBytes] = {}
         self._holds: dict[bytes, int] = {}
+        self._outlooks: dict[tuple[Design, bytes], Outlook] = {}
 
     def recomputations(self, pipeline: Pipeline, pp: int, *, merges: bool = False) -> Recomputations:
         """What the stages of a pipeline may recompute (see `Space.merges`)."""
@@ -97,14 +115,45 @@ class DesignBounds:
         beside = self.pricing.pipelines.sends_beside(pipeline, pp, m)
         return bounds.ways(shape, m, beside, blocking=self.pricing.pipelines.blocking(pipeline, pp))
 
-    def open_layouts(self, design: Design, incumbents: Incumbents) -> OpenLayouts:
+    def outlook(self, design: Design) -> Outlook:
+        """Which shardings of a design rest in memory, and how fast each can be at best."""
+        rests = self._rests(design)
+        # A front looks at a design again and again, under less and less memory.
+        if (key := (design, rests.tobytes())) not in self._outlooks:
+            if len(self._outlooks) > _LARGEST_MEMO:
+                self._outlooks.clear()
+            self._outlooks[key] = self._outlook(design, rests)
+        return self._outlooks[key]
+
+    def _outlook(self, design: Design, rests: BoolArray) -> Outlook:
+        columns = np.flatnonzero(rests.any(axis=1))
+        if not len(columns):
+            return Outlook(design, columns, np.zeros((0, 2)), None)
+        key = ("plain", design.shape.stages, design.pipeline.split)
+        if key not in self._recomputations:
+            stages = self.pricing.pipelines.plain_stages(design.pipeline, design.group.pp)
+            self._recomputations[key] = Recomputations(("none",), ("none",), np.zeros(1, dtype=np.int64), stages)
+        plain = self._recomputations[key]
+        pipe = self.pipe(design, plain, self.tables(design, plain.names))
+        sharding = self.state_bound(design, columns)
+        least = bounds.combine(pipe, sharding)[:, 0].T
+        return Outlook(design, columns, np.where(rests[columns], least, np.inf), sharding)
+
+    def open_layouts(self, design: Design, incumbents: Incumbents, outlook: Outlook | None = None) -> OpenLayouts:
         """The layouts of a design that `incumbents` leave open."""
         again = self.recomputations(design.pipeline, design.group.pp, merges=self.space.merges(design.variant))
         states, offloads = self.space.states(design.group), self.space.offloads
-        columns = self._resting_columns(design)
-        counts = np.array([(len(states) - len(columns)) * len(again.texts) * len(offloads), 0, 0])
-        if not len(columns):
+        outlook = outlook or self.outlook(design)
+        columns = outlook.columns
+        inner = len(again.texts) * len(offloads)
+        counts = np.array([(len(states) - len(columns)) * inner, 0, 0])
+        late, beaten = self._hopeless(outlook.least.min(axis=1), np.zeros(len(columns)), incumbents)
+        counts += [0, late.sum() * inner, beaten.sum() * inner]
+        some = ~late & ~beaten
+        columns, sharding = columns[some], outlook.sharding
+        if sharding is None or not len(columns):
             return _empty(design, again, states, offloads, counts)
+        sharding = sharding.take(np.flatnonzero(some))
         inner = len(columns) * len(offloads)
         tables = self.tables(design, again.names)
         pipe = self.pipe(design, again, tables)
@@ -113,7 +162,6 @@ class DesignBounds:
         counts += [0, late.sum() * inner, beaten.sum() * inner]
         if not len(rows):
             return _empty(design, again, states, offloads, counts)
-        sharding = self.state_bound(design, columns)
         time_s = self._times(design, again.take(rows), tables, pipe.take(rows), sharding)
         late, beaten = self._hopeless(time_s, np.zeros(time_s.shape), incumbents)
         hopeful = ~late & ~beaten
@@ -266,12 +314,12 @@ class DesignBounds:
         weights = self.shardings(design).trained(self.cut(design)[1])
         return np.outer(np.array([each if text == "none" else 0.0 for text in again.texts]), weights)
 
-    def _resting_columns(self, design: Design) -> IntArray:
-        """Shardings whose states fit at rest, with the optimizer where some layout has it."""
-        sharding, away = self.resting(design), any(o.optimizer for o in self.space.offloads)
-        rank = (sharding.resting + (0.0 if away else 1.0) * sharding.optimizer).max(axis=1)
+    def _rests(self, design: Design) -> BoolArray:
+        """Under which shardings the resting states fit, with the optimizer on the device and offloaded, [states, 2]."""
+        sharding, asked = self.resting(design), [any(o.optimizer is kind for o in self.space.offloads) for kind in (False, True)]
+        rank = np.stack([(sharding.resting + sharding.optimizer).max(axis=1), sharding.resting.max(axis=1)], axis=1)
         need = rank * self.pricing.framework.allocator.fragmentation + self.pricing.outside_bytes(design.group)
-        return np.flatnonzero(need <= self.capacity)
+        return np.asarray((need <= self.capacity) & asked)
 
     def activation_peaks(
         self, design: Design, again: Recomputations, tables: Sequence[BlockTable], gathered: Gathered | None, sharded: bool,
@@ -302,4 +350,4 @@ def _empty(
     return OpenLayouts(design, again.texts, states, offloads, index[0], none, none, none > 0, index, tuple(counts.tolist()))
 
 
-__all__ = ["DesignBounds"]
+__all__ = ["DesignBounds", "Outlook", "Recomputations"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -50,6 +50,10 @@ class StateBound:
         """Where ranks do not wait for each other at the end of a step: of a rank's own ops only."""
         nothing = np.zeros_like(self.gather)
         return replace(self, gather=nothing, reduce=nothing, gathers=nothing, reduces=nothing)
+
+    def take(self, rows: IntArray) -> StateBound:
+        """Some of the shardings."""
+        return StateBound(*(getattr(self, f.name)[rows] for f in fields(self)))
 
 
 @dataclass(frozen=True)
