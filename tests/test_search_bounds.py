@@ -84,6 +84,7 @@ def test_every_tier_is_below_the_next_and_the_longest_path_is_the_simulated_time
     pipeline_s = branch.set_bounds.pipeline_seconds(*node, choice.variant)[pipelines.index(choice.pipeline)]
     assert pipeline_s <= bound_s * SLACK, str(choice)
     assert branch.set_bounds.variant_seconds(*node)[variants.index(choice.variant)] <= time_s * SLACK, str(choice)
+    assert branch.set_bounds.mesh_seconds(*node) <= time_s * SLACK, str(choice)
     assert branch.set_bounds.least_bytes(choice.group) <= need * SLACK, str(choice)
 
 

@@ -115,10 +115,9 @@ class Branch:
             self.account.kept += count
 
     def survey(self, nodes: Sequence[Node]) -> float:
-        """What nothing on these meshes ranks before, by serial work alone; costs little, and `run` need not do it again."""
+        """What nothing on these meshes ranks before, by compute alone; costs little, and `run` need not do it again."""
         fit = [n for n in nodes if self.set_bounds.least_bytes(n[0]) <= self.capacity]
-        seconds = (float(self.set_bounds.variant_seconds(*n).min(initial=inf)) for n in fit)
-        ranks = (self.incumbents.rank(s, self.set_bounds.least_bytes(n[0])) for s, n in zip(seconds, fit, strict=True))
+        ranks = (self.incumbents.rank(self.set_bounds.mesh_seconds(*n), self.set_bounds.least_bytes(n[0])) for n in fit)
         return min(ranks, default=inf)
 
     def run(self, nodes: Sequence[Node] | None = None) -> None:
@@ -154,7 +153,7 @@ class Branch:
     def go_on(self, until: float = inf) -> float:
         """Search until all that waits is behind `until`, or nothing can beat the best; the least of what is left, infinite then."""
         openers: dict[str, Callable[[float, Any, int], None]] = {
-            "mesh": self.open_mesh, "variant": self.open_variant, "priced": self.open_priced,
+            "mesh": self.open_mesh, "crude": self.open_crude, "variant": self.open_variant, "priced": self.open_priced,
             "pipeline": self.open_pipeline, "shardings": self.open_shardings, "shape": self.open_shape,
             "undercut": self.open_undercut, "timed": self.open_timed, "layout": self.open_layout,
         }  # fmt: skip
@@ -180,15 +179,21 @@ class Branch:
     # -- sets ----------------------------------------------------------------------------------------------------------
 
     def open_mesh(self, bound: float, payload: Node, count: int) -> None:
-        """Too large for the memory whatever else is chosen? Else bound every variant over every pipeline by serial work."""
+        """Too large for the memory whatever else is chosen? Else bound it by its compute."""
         del bound
         if not count:
             return
-        group, batch, m = payload
-        variants, least = self.space.variants(group), self.set_bounds.least_bytes(group)
+        least = self.set_bounds.least_bytes(payload[0])
         if least > self.capacity:
             self.account.rejected[MEMORY] += count
             return
+        self.push(self.set_bounds.mesh_seconds(*payload), "crude", payload, count, least)
+
+    def open_crude(self, bound: float, payload: Node, count: int) -> None:
+        """Bound every variant over every pipeline by serial work."""
+        del bound, count
+        group, batch, m = payload
+        variants, least = self.space.variants(group), self.set_bounds.least_bytes(group)
         for variant, value in zip(variants, self.set_bounds.variant_seconds(group, batch, m).tolist(), strict=True):
             layouts = self.space.variant_count(group, m, variant)
             if layouts:

@@ -47,6 +47,21 @@ class Floors:
             total = np.concatenate([total[:4] + expert[:4], np.maximum(total[4:], expert[4:])])
         return np.concatenate([total[:4], np.maximum(np.maximum(total[4:], longer), total[:1] + total[1:2])])
 
+    def compute(self, group: Group, batch: int) -> FloatArray:
+        """Compute alone, [forward, backward; kinds], a bound for every variant of a mesh and micro-batch."""
+        # Kernels do not know where the ranks of a group sit.
+        key = ("compute", group.tp, group.cp, group.ep, group.etp, batch)
+        if key not in self._known:
+            found = []
+            variants = self.pricing.space.variants(group)
+            sequence = any(v.sequence_parallel for v in variants)
+            for precision, style in dict.fromkeys((v.precision, v.cp_style) for v in variants):
+                plain = Variant(sequence, style, False, False, "alltoall", precision)
+                parts = (False, True) if self.pricing.has_experts else (False,)
+                found.append(np.sum([self._part(group, batch, plain, expert=part)[[3, 2]] for part in parts], axis=0))
+            self._known[key] = np.minimum.reduce(found)
+        return self._known[key]
+
     @cached_property
     def host(self) -> FloatArray:
         """What the host takes beside its launches, [forward, backward; kinds]: of every mesh, the least of any variant."""

@@ -22,6 +22,7 @@ class SetBounds:
 
     def __init__(self, space: Space, pricing: Pricing) -> None:
         self.space, self.pricing = space, pricing
+        self._compute: dict[object, float] = {}
         self._variants: dict[tuple[tuple[int, ...], int], dict[str, Passes]] = {}
         kinds = pricing.kinds
         self._blocks = [k + kinds.layers for k in kinds.layer]
@@ -30,6 +31,18 @@ class SetBounds:
         self._blocks += [k for k in (kinds.mtp, kinds.mtp_head) if k >= 0] * kinds.mtp_count
 
     # -- meshes --------------------------------------------------------------------------------------------------------
+
+    def mesh_seconds(self, group: Group, batch: int, m: int) -> float:
+        """Compute of the best pipeline of a mesh, in any variant; infinite without pipelines."""
+        slow = self.pricing.slow_ranks.of(group)[0]
+        key = (group.tp, group.cp, group.pp, group.ep, group.etp, batch, m, slow)
+        if key not in self._compute:
+            forward, backward = self.pricing.floors.compute(group, batch)[:, None]
+            host = self.pricing.floors.host
+            own = Passes(forward, backward, forward + backward, host)
+            passes = {"full": own, "split": own, "pairs": own._replace(host=host.sum(axis=0, keepdims=True))}
+            self._compute[key] = float(self._serial_seconds(group, m, passes).min(initial=np.inf))
+        return self._compute[key]
 
     @kept
     def least_bytes(self, group: Group) -> float:
