@@ -45,12 +45,12 @@ def test_the_best_layout_of_every_design_is_that_of_all_layouts(space: Space) ->
     best: dict[object, str] = {}
     for scored in every:
         best.setdefault(design_key(scored.choice), str(scored.choice))
-    folded = find(space, Wish(keep=len(best), fold=True, next_design=False)).best
+    folded = find(space, Wish(keep=len(best), fold=True)).best
     assert [str(s.choice) for s in folded] == list(best.values())
     assert len(best) > 10
-    few = find(space, Wish(keep=5, fold=True, next_design=False)).best
+    few = find(space, Wish(keep=5, fold=True)).best
     assert few == folded[:5]
-    near = find(space, Wish(keep=50, fold=True, reach=1.1, next_design=False)).best
+    near = find(space, Wish(keep=50, fold=True, reach=1.1)).best
     assert near == [s for s in folded if s.value <= 1.1 * folded[0].value]
 
 
@@ -59,7 +59,7 @@ def test_what_a_quick_search_leaves_out_is_in_its_gap(space: Space) -> None:
     for more in ({}, {"reach": 1.02, "tolerance": 0.01}):
         # Each with prices and paths of its own, as its counts are of a search that knows none.
         parts._MEMO.pricing = None
-        found.append(find(space, replace(Wish(keep=10, fold=True, next_design=False), **more)))
+        found.append(find(space, replace(Wish(keep=10, fold=True), **more)))
     exact, quick = found
     assert exact.gap == 0.0
     assert quick.gap is not None
@@ -71,7 +71,7 @@ def test_what_a_quick_search_leaves_out_is_in_its_gap(space: Space) -> None:
 
 def test_a_setting_is_skipped_where_bounds_of_its_kind_promise_too_little(space: Space) -> None:
     """Of a design that was tried, and never what may beat the best of all by more than the tolerance."""
-    best, other = find(space, Wish(keep=2, fold=True, next_design=False)).best
+    best, other = find(space, Wish(keep=2, fold=True)).best
     known = Incumbents(2, fold=True, reach=1.2, tolerance=0.01)
     for scored, value in ((best, 1.0), (other, 1.1)):
         known.add(replace(scored, value=value))
@@ -120,7 +120,7 @@ def test_a_chance_to_fit_is_a_share_of_the_memory(space: Space) -> None:
     assert not fitting(space, 0.9, 0.5 * memory)(0.999 * share * memory, 0.0), "a limit on the bytes holds as well"
     assert fitting(space, None, memory)(memory, 0.0)
     for chance in (0.5, 0.9, 0.999):
-        wish = Wish(keep=30, fold=True, fit_probability=chance, next_design=False)
+        wish = Wish(keep=30, fold=True, fit_probability=chance)
         told = answer([find(space, wish)])
         assert min(c.fit_probability for c in told.candidates) >= chance - 1e-6
     with pytest.raises(InputError, match="fit-probability"):

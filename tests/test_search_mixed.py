@@ -39,7 +39,7 @@ def table(memory: float = 1.0, **cluster: Any) -> dict[str, Any]:
 def branch(memory: float = 1.0, **wish: Any) -> MixedBranch:
     space = make_space(table(memory), allow=SMALL, framework="megatron-core")
     assert isinstance(space, MixedSpace)
-    found = branch_for(space, Wish(next_design=False, fit_probability=FIT, **wish))
+    found = branch_for(space, Wish(fit_probability=FIT, **wish))
     assert isinstance(found, MixedBranch)
     return found
 
@@ -149,7 +149,7 @@ def test_layers_by_cost_on_one_kind_of_machine() -> None:
     space = make_space(one, framework="megatron-core", allow=allow, fix=["split=auto"])
     assert isinstance(space, MixedSpace)
     (choice,) = space.choices()
-    found = branch_for(space, Wish(next_design=False, fit_probability=FIT))
+    found = branch_for(space, Wish(fit_probability=FIT))
     assert isinstance(found, MixedBranch)
     found.run()
     (best,) = found.best
@@ -183,7 +183,7 @@ def test_bounds_count_what_is_not_hidden() -> None:
     bounds = []
     for hidden in ("true", "false"):
         allow = (*few, f"overlap_grad_reduce={hidden}", f"overlap_param_gather={hidden}")
-        one = branch_for(make_space(table(), allow=allow, framework="megatron-core"), Wish(next_design=False))
+        one = branch_for(make_space(table(), allow=allow, framework="megatron-core"), Wish())
         assert isinstance(one, MixedBranch)
         for choice in one.space.choices():
             bounds.append(one.bound(choice, 8))

@@ -94,7 +94,7 @@ def _design(found: Found, mesh: tuple[int, ...]) -> list[Point]:
     """The best layout of a mesh in the everyday corner; none where nothing there fits."""
     corner = {axis: (value,) for axis, value in zip(("tp", "cp", "pp", "dp", "ep"), mesh, strict=True)}
     space = narrowed(found.space, {**_EVERYDAY, **corner})
-    best = find(space, Wish(keep=1, next_design=False)).best if space.size else []
+    best = find(space, Wish(keep=1)).best if space.size else []
     return [_point(s.choice, _simulated(found, s.choice)) for s in best]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from math import inf
-from operator import attrgetter
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -145,10 +145,10 @@ class BlockTable:
     @classmethod
     def _of(cls, columns: Sequence[Column | None], pass_s: float) -> BlockTable:
         rows = [_EMPTY if c is None else c for c in columns]
-        phases: dict[str, Any] = {name: np.array([getattr(row, name) for row in rows]).T for name in _BY_PHASE}
+        phases: dict[str, Any] = {name: np.array([row[name] for row in rows]).T for name in _BY_PHASE}
         # One array of all other numbers: an array for each costs more than what it holds.
         plain: dict[str, Any] = dict(zip(_PLAIN, np.array([_plain_of(row) for row in rows]).T.copy(), strict=True))
-        return cls(**phases, **plain, shapes=tuple(row.shapes for row in rows), pass_s=pass_s)
+        return cls(**phases, **plain, shapes=tuple(row["shapes"] for row in rows), pass_s=pass_s)
 
     @cached_property
     def holds(self) -> bytes:
@@ -158,79 +158,52 @@ class BlockTable:
         return b"".join(c.tobytes() for c in columns)
 
 
-_ZEROS: Final = (0.0, 0.0, 0.0, 0.0)
+Column = dict[str, Any]
+"""The numbers of one kind of block by their names in `BlockTable`; by phase those of `_BY_PHASE`."""
+_BY_PHASE: Final = ("seconds", "host", "compute")
+_PLAIN: Final = tuple(f.name for f in fields(BlockTable) if f.name not in (*_BY_PHASE, "shapes", "pass_s", "sharded"))
+_plain_of: Final = itemgetter(*_PLAIN)
+_EMPTY: Final[Column] = {**dict.fromkeys(_BY_PHASE, (0.0,) * len(PHASES)), **dict.fromkeys(_PLAIN, 0.0), "shapes": {}}
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """The numbers of one kind of block, named as in `BlockTable`; by phase the first three."""
+def column_of(layout: Layout, pricer: LayoutPricer, block: LocalBlock, phases: Sequence[int], *, sharded: bool) -> Column:
+    """Price a block.
 
-    seconds: tuple[float, ...]
-    host: tuple[float, ...]
-    compute: tuple[float, ...]
-    kept: float
-    logits: float
-    offloadable: float
-    working: float
-    transient: float
-    transient_sharded: float
-    deferred: float
-    outputs: float
-    root: float
-    held: float
-    shapes: dict[tuple[int, int], float]
-    dense: float
-    expert: float
-    lora: float
-    lora_expert: float
-    frozen_dense: float
-    frozen_expert: float
-
-    @classmethod
-    def of(cls, layout: Layout, pricer: LayoutPricer, block: LocalBlock, phases: Sequence[int], *, sharded: bool) -> Column:
-        """Price a block.
-
-        Args:
-            phases: to price, of F, B, I, W; seconds of others are 0.
-            sharded: weights may be fully sharded (else what is in flight then is 0).
-        """
-        seconds, host, compute = (list(_ZEROS) for _ in range(3))
-        for phase in phases:
-            price = pricer.block(block, PHASES[phase])
-            seconds[phase] = price.seconds
-            host[phase] = pricer.host.least(block, PHASES[phase])
-            compute[phase] = sum(s for n, s in price.terms if n not in _COMMUNICATED)
-        kept, logits, working, transient, deferred, _ = block_bytes(
-            block, 0.0, 0.0, releases=layout.framework.pipeline.input_gradient_releases
-        )
-        trained = layout.trained(block)
-        plan = block.options.kernels
-        outputs = logits * plan.element / plan.loss.logit_bytes(plan.element) * (layout.framework.pipeline.last_outputs != "none")
-        return cls(
-            tuple(seconds), tuple(host), tuple(compute), kept, logits, block.offloadable_bytes, working, transient,
-            _bare_transient(block) if sharded else 0.0, deferred, outputs, sum(root_weights(layout, [block])),
-            held_by_frozen(layout, block), LocalLayer(block.layer, block.options).weight_shapes(),
-            block.dense_parameters, block.expert_parameters,
-            *((sum(trained), trained[1]) if layout.options.lora_rank else (0.0, 0.0)),
-            layout.frozen_bytes(block) * (block.frozen_parameters + (block.dense_parameters if layout.options.lora_rank else 0.0)),
-            layout.frozen_bytes(block) * block.expert_parameters if layout.options.lora_rank else 0.0,
-        )  # fmt: skip
+    Args:
+        phases: to price, of F, B, I, W; seconds of others are 0.
+        sharded: weights may be fully sharded (else what is in flight then is 0).
+    """
+    seconds, host, compute = ([0.0] * len(PHASES) for _ in range(3))
+    for phase in phases:
+        price = pricer.block(block, PHASES[phase])
+        seconds[phase] = price.seconds
+        host[phase] = pricer.host.least(block, PHASES[phase])
+        compute[phase] = sum(s for n, s in price.terms if n not in _COMMUNICATED)
+    kept, logits, working, transient, deferred, _ = block_bytes(
+        block, 0.0, 0.0, releases=layout.framework.pipeline.input_gradient_releases
+    )
+    trained, lora, frozen = layout.trained(block), bool(layout.options.lora_rank), layout.frozen_bytes(block)
+    plan = block.options.kernels
+    return {
+        "seconds": seconds, "host": host, "compute": compute, "kept": kept, "logits": logits,
+        "offloadable": block.offloadable_bytes, "working": working, "transient": transient,
+        "transient_sharded": _bare_transient(block) if sharded else 0.0, "deferred": deferred,
+        "outputs": logits * plan.element / plan.loss.logit_bytes(plan.element) * (layout.framework.pipeline.last_outputs != "none"),
+        "root": sum(root_weights(layout, [block])), "held": held_by_frozen(layout, block),
+        "shapes": LocalLayer(block.layer, block.options).weight_shapes(),
+        "dense": block.dense_parameters, "expert": block.expert_parameters,
+        "lora": sum(trained) * lora, "lora_expert": trained[1] * lora,
+        "frozen_dense": frozen * (block.frozen_parameters + block.dense_parameters * lora),
+        "frozen_expert": frozen * block.expert_parameters * lora,
+    }  # fmt: skip
 
 
 def no_longer(columns: Sequence[Column], sharded: int) -> tuple[Column, Column]:
     """The first, and that at `sharded`, each with seconds no longer than those of any."""
     if len(columns) == 1:
         return columns[0], columns[0]
-    least: dict[str, Any] = {
-        name: tuple(min(each) for each in zip(*(getattr(c, name) for c in columns), strict=True)) for name in _BY_PHASE
-    }
-    return replace(columns[0], **least), replace(columns[sharded], **least)
-
-
-_EMPTY: Final = Column(_ZEROS, _ZEROS, _ZEROS, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, {}, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-_BY_PHASE: Final = ("seconds", "host", "compute")
-_PLAIN: Final = tuple(f.name for f in fields(Column) if f.name not in (*_BY_PHASE, "shapes"))
-_plain_of: Final = attrgetter(*_PLAIN)
+    least = {name: [min(each) for each in zip(*(c[name] for c in columns), strict=True)] for name in _BY_PHASE}
+    return columns[0] | least, columns[sharded] | least
 
 
 def block_kinds(network: Network, kinds: Kinds) -> list[tuple[int, Layer, bool]]:
@@ -238,14 +211,9 @@ def block_kinds(network: Network, kinds: Kinds) -> list[tuple[int, Layer, bool]]
     layers = dict(zip(kinds.layer, network.layers, strict=True))
     found = [(kind + more, block, not more) for kind, block in layers.items() for more in (0, kinds.layers)]
     found += [(kinds.mtp, block, True) for block in network.mtp[:1]]
-    return [*found, *((kind, block, False) for kind, block in _ends(network, kinds).items())]
-
-
-def _ends(network: Network, kinds: Kinds) -> dict[int, Layer]:
-    """Blocks that are no layers, by kind."""
-    named = ((kinds.embedding, network.embedding), (kinds.mtp_head, network.mtp_head), (kinds.head, network.head),
-             (kinds.shared_head, network.tied_head))  # fmt: skip
-    return {kind: block for kind, block in named if block is not None}
+    ends = ((kinds.embedding, network.embedding), (kinds.mtp_head, network.mtp_head), (kinds.head, network.head),
+            (kinds.shared_head, network.tied_head))  # fmt: skip
+    return [*found, *((kind, block, False) for kind, block in ends if block is not None)]
 
 
 def encoder_kinds(network: Network, kinds: Kinds) -> dict[int, EncoderLayer]:
@@ -343,14 +311,7 @@ def serial_seconds(ops: Sequence[LocalOp], seconds: Sequence[float]) -> tuple[fl
 
 def plain_blocks(layout: Layout, kinds: Kinds) -> dict[int, Layer]:
     """One block of each kind of a layout without recomputation (kinds n .. 2n-1 of layers)."""
-    network = layout.network
-    found: dict[int, Layer] = {}
-    for index, kind in enumerate(kinds.layer):
-        found.setdefault(kind + kinds.layers, network.layers[index])
-    found.update(_ends(network, kinds))
-    if network.mtp:
-        found[kinds.mtp] = network.mtp[0]
-    return found
+    return {kind: block for kind, block, _ in block_kinds(layout.network, kinds) if kind >= kinds.layers}
 
 
 @dataclass(frozen=True)
@@ -378,6 +339,6 @@ class Composition:
 
 
 __all__ = [
-    "PHASES", "BlockTable", "Column", "Composition", "Kinds", "block_kinds", "expert_branch", "expert_span", "has_experts",
-    "plain_blocks", "serial_seconds",
+    "PHASES", "BlockTable", "Column", "Composition", "Kinds", "block_kinds", "column_of", "expert_branch", "expert_span",
+    "has_experts", "plain_blocks", "serial_seconds",
 ]  # fmt: skip

@@ -7,7 +7,6 @@ a bound but the peak itself, unless activations are offloaded (then it depends o
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,12 +62,6 @@ class PipelineBound:
         nothing = np.zeros_like(self.head)
         none: dict[str, Any] = dict.fromkeys(("head", "tail", "around_head", "around_tail"), nothing)
         return replace(self, **none, ways=self.ways[:, :0], first=self.first[:0], last=self.last[:0], whole=False, goes_round=False)
-
-    def stalled(self, rank: int, seconds: FloatArray) -> PipelineBound:
-        """With a rank that waits for something else so long, float array [R], between its own ops."""
-        work = self.work.copy()
-        work[:, rank] += seconds
-        return replace(self, work=work)
 
     def take(self, rows: IntArray) -> PipelineBound:
         """Some of the recomputations."""
@@ -255,40 +248,4 @@ def device_bytes(activations: FloatArray, resting: FloatArray, fragmentation: fl
     return np.asarray(total.max(axis=2) * fragmentation + outside)
 
 
-@dataclass(frozen=True)
-class Chains:
-    """`PipelineBound.least` of one pipeline as linear forms, so that many pipelines take one matrix product.
-
-    Attributes:
-        passes: float array [kinds of passes, chains, stages], how often a chain passes each stage: forwards and backwards (input
-            and weight gradient together where a schedule splits it); of pairs the six of `paired_passes`.
-        sends: float array [chains], boundary tensors in it; beside: those beside its ops.
-    """
-
-    passes: FloatArray
-    sends: FloatArray
-    beside: FloatArray
-
-
-def chains(shape: Shape, passes: FloatArray, m: int, beside: FloatArray, *, blocking: bool, waits: bool = True) -> Chains:
-    """The chains of a pipeline.
-
-    Args:
-        passes: as in `pipeline_bound`; beside: see `Shape.sends_beside`.
-        waits: ranks wait for each other at the end of a step; else only their own ops count.
-    """
-    heads, tails, sends = ways(shape, m, beside, blocking=blocking)
-    work = passes * shape.slow[:, None] if shape.style == "pairs" else np.stack([m * shape.share] * 2)
-    if not waits:
-        return Chains(work, sends, beside)
-    found = []
-    for head, tail in itertools.product(heads, tails):
-        chain = work.copy()
-        chain[0] += head[0]
-        chain[1] += tail[0]
-        found.append((chain, sends + head[1] + tail[1], beside - head[2] - tail[2]))
-    passes_of, sends_of, beside_of = zip(*found, strict=True)
-    return Chains(np.concatenate(passes_of, axis=1), np.concatenate(sends_of), np.concatenate(beside_of))
-
-
-__all__ = ["Chains", "PipelineBound", "Sends", "Ways", "chains", "combine", "device_bytes", "host_path", "pipeline_bound", "ways"]
+__all__ = ["PipelineBound", "Sends", "Ways", "combine", "device_bytes", "host_path", "pipeline_bound", "ways"]

@@ -17,14 +17,13 @@ from typing import Any
 import numpy as np
 
 from simpar.program.program import FloatArray
-from simpar.searching.account import Account, Glimpse
-from simpar.searching.choice import Choice, Group, MeshKey, Variant, mesh_key
-from simpar.searching.closed import Closed, Followers
+from simpar.searching.account import Account, Followers, Glimpse
+from simpar.searching.choice import Choice, Group, Variant
 from simpar.searching.design_bounds import DesignBounds, Outlook
 from simpar.searching.evaluation import Evaluation
 from simpar.searching.incumbents import Incumbents, Scored
 from simpar.searching.memory_floors import MemoryFloors
-from simpar.searching.nodes import Node, Ranked, Shape, Together, Waiting, by_shape, design_of, on_device
+from simpar.searching.nodes import Node, Ranked, Shape, Together, Waiting, by_shape
 from simpar.searching.open_layouts import Design, OpenLayouts
 from simpar.searching.pricing import Pricing
 from simpar.searching.set_bounds import SetBounds
@@ -70,16 +69,15 @@ class Branch:
         """Value of a simulated layout (None: it misses a constraint); none = its step time."""
         self.tighten: Callable[[Choice, float], float] | None = None
         """A bound of the value of a layout that takes so long, where that is more than its time."""
-        self.on_scored, self.on_progress, self.closing = followers.on_scored, followers.on_progress, followers.closing
+        self.on_scored, self.on_progress = followers.on_scored, followers.on_progress
         self.capacity = space.template.hardware.gpu.memory.value - least_headroom
         self.fits = fits or (lambda need, _: need <= self.capacity)
         self.set_bounds = SetBounds(space, self.pricing)
         self.memory_floors = MemoryFloors(space, self.pricing)
         self.design_bounds = DesignBounds(space, self.pricing, self.capacity)
-        self.heap: list[tuple[float, float, int, str, Any, int, float, MeshKey | None]] = []
+        self.heap: list[tuple[float, float, int, str, Any, int, float]] = []
         self._tick = itertools.count()
         self.pools: dict[Shape, list[Waiting]] = {}
-        self._swept: object = self.incumbents.limits
         self._proven_s, self._until = 0.0, inf
         self.together = Together(self.evaluation)
         self._scored: set[Choice] = set()
@@ -92,33 +90,29 @@ class Branch:
         """The best so far, best first."""
         return self.incumbents.best
 
-    def push(
-        self, bound: float, kind: str, payload: Any, count: int, design: MeshKey, device_bytes: float = 0.0, simplicity: float = 0.0
-    ) -> None:
-        """A set of `count` layouts of a design, none faster than `bound` nor smaller than `device_bytes`.
+    def push(self, bound: float, kind: str, payload: Any, count: int, device_bytes: float = 0.0, simplicity: float = 0.0) -> None:
+        """A set of `count` layouts, none faster than `bound` nor smaller than `device_bytes`.
 
         Of equals the simplest goes first.
         """
-        reason = self._reject(bound, device_bytes, design)
+        reason = self._reject(bound, device_bytes)
         if reason:
-            self._settle(reason, count, design_of(kind, payload))
+            self._settle(reason, count)
         else:
             key = self.incumbents.rank(bound, device_bytes)
-            heapq.heappush(self.heap, (key, simplicity, next(self._tick), kind, payload, count, bound, design))
+            heapq.heappush(self.heap, (key, simplicity, next(self._tick), kind, payload, count, bound))
 
-    def _reject(self, bound: float, device_bytes: float, design: MeshKey) -> str:
+    def _reject(self, bound: float, device_bytes: float) -> str:
         if self.incumbents.late(bound):
             return CONSTRAINT
-        return BOUND if self.incumbents.beats(self.incumbents.rank(bound, device_bytes), design) else ""
+        return BOUND if self.incumbents.beats(self.incumbents.rank(bound, device_bytes)) else ""
 
-    def _settle(self, reason: str, count: int, design: Design | None = None) -> None:
-        """Account for layouts, of a design where they are of one: rejected, or kept where there is no reason."""
+    def _settle(self, reason: str, count: int) -> None:
+        """Account for layouts: rejected, or kept where there is no reason."""
         if reason:
             self.account.rejected[reason] += count
         else:
             self.account.kept += count
-        if self.closing is not None and design is not None:
-            self.closing.settle(design, reason, count, self.incumbents.skipped)
 
     def survey(self, nodes: Sequence[Node]) -> float:
         """What nothing on these meshes ranks before, by compute alone; costs little, and `run` need not do it again."""
@@ -138,7 +132,7 @@ class Branch:
 
         What has to fit less memory has to recompute more, which bounds know. Every layout was accounted for in the first pass.
         """
-        account, self.closing, known = self.account, None, len(self._scored)
+        account, known = self.account, len(self._scored)
         while (level := self.incumbents.next_level()) is not None:
             self._proven_s = max(self._proven_s, self.incumbents.cutoff())
             self.incumbents.level = self.capacity = self.design_bounds.capacity = level
@@ -154,7 +148,7 @@ class Branch:
         """Let meshes and micro-batches wait to be searched; none = all of the space."""
         self.together.start()
         for node in self.space.nodes() if nodes is None else nodes:
-            self.push(0.0, "mesh", node, self.space.count(node[0], node[2]), mesh_key(*node[:2]))
+            self.push(0.0, "mesh", node, self.space.count(node[0], node[2]))
 
     def go_on(self, until: float = inf) -> float:
         """Search until all that waits is behind `until`, or nothing can beat the best; the least of what is left, infinite then."""
@@ -167,10 +161,7 @@ class Branch:
         while self.heap:
             if self.heap[0][0] > until:
                 return self.heap[0][0]
-            if self.closing is not None and self.incumbents.limits is not self._swept:
-                self._sweep()
-                continue
-            key, _, _, kind, payload, count, bound, design = heapq.heappop(self.heap)
+            key, _, _, kind, payload, count, bound = heapq.heappop(self.heap)
             self.account.evaluated["longest_path"] = self.evaluation.swept - self._swept_before
             if kind in ("timed", "layout"):
                 self.together.fastest = inf  # it may not count: what waited behind it is no longer behind anything
@@ -180,32 +171,10 @@ class Branch:
                 self.heap.clear()
                 self.pools.clear()
                 break
-            if design is not None and self.incumbents.beats(key, design):
-                self._settle(BOUND, count, design_of(kind, payload))
-            else:
-                openers[kind](bound, payload, count)
+            openers[kind](bound, payload, count)
             if self.on_progress is not None:
                 self.on_progress(max(key, self._proven_s))
         return inf
-
-    def _sweep(self) -> None:
-        """Reject what a new incumbent beats wherever it waits, so that the designs it is of close."""
-        self._swept = self.incumbents.limits
-        for pool in self.pools.values():
-            for rank, _, _, table, at in pool:
-                if self.incumbents.beats(rank):
-                    self._settle(BOUND, int(table.weight[at]), table.design)
-            pool[:] = [entry for entry in pool if not self.incumbents.beats(entry[0])]
-            heapq.heapify(pool)
-        left = []
-        for entry in self.heap:
-            key, _, _, kind, payload, count, _, _ = entry
-            if (design := design_of(kind, payload)) is not None and self.incumbents.beats(key):
-                self._settle(BOUND, count, design)
-            else:
-                left.append(entry)
-        heapq.heapify(left)
-        self.heap = left
 
     # -- sets ----------------------------------------------------------------------------------------------------------
 
@@ -218,17 +187,17 @@ class Branch:
         if least > self.capacity:
             self.account.rejected[MEMORY] += count
             return
-        self.push(self.set_bounds.mesh_seconds(*payload), "crude", payload, count, mesh_key(*payload[:2]), least)
+        self.push(self.set_bounds.mesh_seconds(*payload), "crude", payload, count, least)
 
     def open_crude(self, bound: float, payload: Node, count: int) -> None:
         """Bound every variant over every pipeline by serial work."""
         del bound, count
         group, batch, m = payload
-        variants, design, least = self.space.variants(group), mesh_key(group, batch), self.set_bounds.least_bytes(group)
+        variants, least = self.space.variants(group), self.set_bounds.least_bytes(group)
         for variant, value in zip(variants, self.set_bounds.variant_seconds(group, batch, m).tolist(), strict=True):
             layouts = self.space.variant_count(group, m, variant)
             if layouts:
-                self.push(value, "variant", (*payload, variant), layouts, design, least)
+                self.push(value, "variant", (*payload, variant), layouts, least)
 
     def open_variant(self, bound: float, payload: tuple[Group, int, int, Variant], count: int) -> None:
         """Price the blocks of a variant exactly and bound every pipeline."""
@@ -238,19 +207,17 @@ class Branch:
         if not possible.any():
             self._settle(MEMORY, count)
             return
-        group, batch, _, _ = payload
         seconds = np.where(possible, self.set_bounds.pipeline_seconds(*payload), np.inf)
-        least = self.set_bounds.least_bytes(group)
-        self.push(float(seconds.min()), "priced", (payload, seconds), count, mesh_key(group, batch), least)
+        self.push(float(seconds.min()), "priced", (payload, seconds), count, self.set_bounds.least_bytes(payload[0]))
 
     def open_priced(self, bound: float, payload: tuple[tuple[Group, int, int, Variant], FloatArray], count: int) -> None:
         """Bound every pipeline of a variant by what the memory asks for too, which takes prices of what may be recomputed."""
         del bound, count
         node, seconds = payload
-        group, batch, m, variant = node
-        design, least = mesh_key(group, batch), self.set_bounds.least_bytes(group)
+        group, _, m, variant = node
+        least = self.set_bounds.least_bytes(group)
         inner = len(self.space.states(group)) * len(self.space.offloads)
-        beaten = self.incumbents.beaten(seconds, np.full(len(seconds), least), design)
+        beaten = self.incumbents.beaten(seconds, np.full(len(seconds), least))
         more = self.memory_floors.seconds(*node, self.capacity, np.isfinite(seconds) & ~beaten)
         seconds = seconds if more is None else seconds + more
         counts = np.array(self.space.recompute_counts(group.pp, m, variant), dtype=np.int64) * inner
@@ -260,13 +227,13 @@ class Branch:
         self.account.rejected[MEMORY] += int(counts[unfit].sum())
         order = order[: len(order) - len(unfit)]
         left = np.cumsum(counts[order][::-1])[::-1].tolist()
-        self._next_pipeline(Ranked(node, design, order.tolist(), seconds[order].tolist(), left), 0)
+        self._next_pipeline(Ranked(node, order.tolist(), seconds[order].tolist(), left), 0)
 
     def _next_pipeline(self, ranked: Ranked, at: int) -> None:
         """The pipelines of a variant from the one at `at` on wait together: the first bounds the rest."""
         if at < len(ranked.order):
             least = self.set_bounds.least_bytes(ranked.node[0])
-            self.push(ranked.seconds[at], "pipeline", (ranked, at), ranked.left[at], ranked.design, least)
+            self.push(ranked.seconds[at], "pipeline", (ranked, at), ranked.left[at], least)
 
     def open_pipeline(self, bound: float, payload: tuple[Ranked, int], count: int) -> None:
         """Bound every spread of the states, without recomputation, of the first of these pipelines."""
@@ -275,31 +242,21 @@ class Branch:
         count -= ranked.left[at + 1] if at + 1 < len(ranked.left) else 0
         group, _, m, _ = ranked.node
         design = Design(*ranked.node, self.space.pipelines(group.pp, m)[ranked.order[at]])
-        if self.closing is not None and (closed := self.closing.open(design, count)) is not None:
-            self._pass_over(closed)
-            return
         outlook = self.design_bounds.outlook(design)
         self.account.evaluated["bounds"] += count
         if len(outlook.columns):
             least = max(bound, float(outlook.least.min()))
-            self.push(least, "shardings", outlook, count, ranked.design, self.set_bounds.least_bytes(group))
+            self.push(least, "shardings", outlook, count, self.set_bounds.least_bytes(group))
         else:
             # Not even the states fit, however they are spread.
-            self._settle(MEMORY, count, design)
-
-    def _pass_over(self, closed: Closed) -> None:
-        """Take over what is known of a design that was closed before."""
-        self.account.merge(closed.account)
-        self.incumbents.skipped = min(self.incumbents.skipped, closed.account.skipped)
-        for glimpse in closed.account.glimpses:
-            self._keep_glimpse(glimpse)
+            self._settle(MEMORY, count)
 
     def open_shardings(self, bound: float, payload: Outlook, count: int) -> None:
         """Bounds and memory of every recomputation x spread x offload at once."""
         del bound, count
         table = self.design_bounds.open_layouts(payload.design, self.incumbents, payload)
         for reason, number in zip((MEMORY, CONSTRAINT, BOUND), table.rejected, strict=True):
-            self._settle(reason, number, table.design)
+            self._settle(reason, number)
         if len(table.order):
             self._glimpse(table)
             self._wait(table, table.order.tolist(), 0.0)
@@ -310,11 +267,6 @@ class Branch:
         """Remember the best of a design."""
         at = int(table.order[0])
         found = Glimpse(table.choice(at), float(table.time_s.flat[at]), float(table.bytes.flat[at]))
-        self._keep_glimpse(found)
-        if self.closing is not None:
-            self.closing.glimpsed(table.design, found)
-
-    def _keep_glimpse(self, found: Glimpse) -> None:
         pipeline = found.choice.pipeline
         name = (found.choice.group, pipeline.schedule, pipeline.virtual_stages)
         if name not in self.glimpses or found.bound_s < self.glimpses[name].bound_s:
@@ -332,7 +284,7 @@ class Branch:
             rank = self.incumbents.rank(time_s, float(table.bytes.flat[at]))
             heapq.heappush(pool, (rank, next(self._tick), time_s, table, at))
         if pool:
-            heapq.heappush(self.heap, (pool[0][0], 0.0, next(self._tick), "shape", name, 0, pool[0][2], None))
+            heapq.heappush(self.heap, (pool[0][0], 0.0, next(self._tick), "shape", name, 0, pool[0][2]))
 
     def open_shape(self, bound: float, payload: Shape, count: int) -> None:
         """The longest paths of the best layouts of one shape."""
@@ -341,74 +293,69 @@ class Branch:
         popped: list[Waiting] = []
         # Where most settings of a design are not worth a look, one layout at a time decides about the others.
         most = 1 if self.incumbents.tolerance or self.incumbents.within else LARGEST
-        together = self.incumbents.front and most == 1 and not payload.on_device
+        together = self.incumbents.front and most == 1
         while pool and len(popped) < most and (not popped or pool[0][0] <= self._until):
             popped.append(heapq.heappop(pool))
         take = []
         for _, _, time_s, table, at in popped:
             need = float(table.bytes.flat[at])
-            choice, reason = table.choice(at), self._reject(time_s, need, table.design.mesh_key)
+            choice, reason = table.choice(at), self._reject(time_s, need)
             if not reason and (self.incumbents.outdone(time_s, need, choice) or self.incumbents.unpromising(time_s, choice)):
                 reason = BOUND
             if not reason and self.incumbents.level < inf:
                 need = max(need, self.evaluation.device_bytes(choice, self.design_bounds.allocated(choice)) or 0.0)
                 reason = MEMORY if need > self.incumbents.level else ""
             if reason:
-                self._settle(reason, int(table.weight[at]), table.design)
+                self._settle(reason, int(table.weight[at]))
             elif not (together and self.together.waits(pool, popped[0], self.incumbents.cutoff())):
                 take.append((choice, at, time_s, need, table))
-        if payload.on_device:
-            found, _ = self.evaluation.longest_paths([on_device(choice) for choice, *_ in take])
-            known = [(max(float(v), time_s), table, at) for (_, at, time_s, _, table), v in zip(take, found, strict=True)]
-            self._pool(payload._replace(on_device=False), known)
-        else:
-            swept = self.evaluation.longest_paths([choice for choice, *_ in take], alone=together)
-            for (choice, at, time_s, need, table), value, less in zip(take, *swept, strict=True):
-                kind, weight, value = "undercut" if less else "timed", int(table.weight[at]), max(float(value), time_s)
-                if not less:
-                    self.incumbents.timed(choice, time_s, value)
-                    self.together.fastest = min(self.together.fastest, value)
-                # Of a front any layout within the tolerance will do: the first that is timed counts at once.
-                counts = self.incumbents.within or self.incumbents.cutoff() < inf
-                if most == 1 and counts and not less and not self._reject(value, need, choice.mesh_key):
-                    self.open_timed(value, (choice, need, table, at), weight)
-                    self.together.fastest = inf
-                    continue
-                self.push(value, kind, (choice, need, table, at), weight, choice.mesh_key, need, choice.complexity)
+        swept = self.evaluation.longest_paths([choice for choice, *_ in take], alone=together)
+        for (choice, at, time_s, need, table), value, less in zip(take, *swept, strict=True):
+            kind, weight, value = "undercut" if less else "timed", int(table.weight[at]), max(float(value), time_s)
+            if not less:
+                self.incumbents.timed(choice, time_s, value)
+                self.together.fastest = min(self.together.fastest, value)
+            # Of a front any layout within the tolerance will do: the first that is timed counts at once.
+            counts = self.incumbents.within or self.incumbents.cutoff() < inf
+            if most == 1 and counts and not less and not self._reject(value, need):
+                self.open_timed(value, (choice, need, table, at), weight)
+                self.together.fastest = inf
+                continue
+            self.push(value, kind, (choice, need, table, at), weight, need, choice.complexity)
         self._pool(payload, [])
 
     def open_undercut(self, bound: float, payload: tuple[Choice, float, OpenLayouts, int], count: int) -> None:
         """A layout that another undercuts in every price still is among the best: its own longest path."""
-        choice, need, table, _ = payload
+        choice, need, *_ = payload
         if self.incumbents.outdone(bound, need, choice):
-            self._settle(BOUND, count, table.design)
+            self._settle(BOUND, count)
         else:
             value = max(bound, self.evaluation.longest_path(choice))
-            self.push(value, "timed", payload, count, choice.mesh_key, need, choice.complexity)
+            self.push(value, "timed", payload, count, need, choice.complexity)
 
     def open_timed(self, bound: float, payload: tuple[Choice, float, OpenLayouts, int], count: int) -> None:
         """A layout whose time is known: what it is ranked by, where that is more."""
-        choice, need, table, _ = payload
+        choice, need, *_ = payload
         if self.tighten is None:
             self.open_layout(bound, (*payload, bound), count)
         elif self.incumbents.outdone(bound, need, choice):
-            self._settle(BOUND, count, table.design)
+            self._settle(BOUND, count)
         else:
             value = max(bound, self.tighten(choice, bound))
-            self.push(value, "layout", (*payload, bound), count, choice.mesh_key, need, choice.complexity)
+            self.push(value, "layout", (*payload, bound), count, need, choice.complexity)
 
     def open_layout(self, bound: float, payload: tuple[Choice, float, OpenLayouts, int, float], count: int) -> None:
         """Simulate one layout; what moves more to the host waits for its outcome."""
         choice, need, table, at, time_s = payload
         if self.incumbents.outdone(bound, need, choice):
-            self._settle(BOUND, count, table.design)
+            self._settle(BOUND, count)
             return
         reason = self._simulate(choice, bound, time_s)
-        self._settle(reason, 1, table.design)
+        self._settle(reason, 1)
         if reason:
             self._wait(table, table.children(at), time_s)
         else:
-            self._settle(DOMINATED, count - 1, table.design)
+            self._settle(DOMINATED, count - 1)
 
     def _simulate(self, choice: Choice, bound: float, time_s: float) -> str:
         """Value a layout; why it does not count, or nothing. SimPy runs only where memory depends on time.
@@ -417,7 +364,7 @@ class Branch:
             bound: of its value; with its memory it may say already that it cannot be wanted.
             time_s: its longest path, the time that SimPy finds too.
         """
-        scored = next((s for s in self.incumbents.known if s.choice == choice), None)
+        scored = next((s for s in self.best if s.choice == choice), None)
         if scored is not None:
             # Known from another part of the search.
             return ""
@@ -427,7 +374,7 @@ class Branch:
             cached = need - self.pricing.outside_bytes(choice.group) - float(allocated.max())
             if not self.fits(need, cached):
                 return SIMULATED_MEMORY
-        if need is not None and self.incumbents.beaten(np.array(bound), np.array(need), choice.mesh_key):
+        if need is not None and self.incumbents.beaten(np.array(bound), np.array(need)):
             return BOUND
         if need is None:
             self.account.evaluated["simulated"] += 1

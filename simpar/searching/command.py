@@ -223,8 +223,7 @@ def _from_store(known: dict[str, Any], options: SearchOptions) -> int:
 def _say_where(store: Store, options: SearchOptions) -> None:
     done, count, layouts = store.progress
     if count:
-        inside = f" and {found} designs of others" if (found := store.num_designs) else ""
-        options.outputs.say(f"going on: {done} of {count} parts{inside} are done, {layouts} layouts simulated")
+        options.outputs.say(f"going on: {done} of {count} parts are done, {layouts} layouts simulated")
     else:
         options.outputs.say(f"{store.path} holds nothing of this search (another request, or another simpar): starting anew")
 
@@ -312,7 +311,7 @@ def _wish(options: SearchOptions) -> Wish:
     front = collect(lambda: parse_front(options.pareto), ())
     wish = Wish(
         objective or "step_time", options.top, constraints, options.robust == "p90", front,
-        usd_per_gpu_hour=options.usd_per_gpu_hour, pue=options.pue, fold=True, next_design=False,
+        usd_per_gpu_hour=options.usd_per_gpu_hour, pue=options.pue, fold=True,
         fit_probability=options.fit_probability,
     )  # fmt: skip
     if wish.robust and wish.by_memory:

@@ -18,17 +18,14 @@ from simpar.searching.incumbents import Incumbents
 from simpar.searching.memo import kept
 from simpar.searching.open_layouts import Design, OpenLayouts, parents, with_parents
 from simpar.searching.pricing import Pricing
-from simpar.searching.recomputations import Recomputations
 from simpar.searching.shapes import shape_of
 from simpar.searching.slow_ranks import Slow
 from simpar.searching.space import Space
-from simpar.searching.stages import StageBytes, Stages, stage_pairs
+from simpar.searching.stages import Recomputations, StageBytes, Stages, stage_pairs
 from simpar.searching.state_sharding import Cut, Shardings, StateBound, StateBytes
 
 BoolArray = NDArray[np.bool_]
 _LARGEST_MEMO = 20_000
-ROUNDING = 1e-9
-"""Relative slack of bytes that are summed in another order."""
 
 
 @dataclass(frozen=True)
@@ -146,39 +143,29 @@ class DesignBounds:
         """The layouts of a design that `incumbents` leave open."""
         again = self.recomputations(design.pipeline, design.group.pp, merges=self.space.merges(design.variant))
         states, offloads = self.space.states(design.group), self.space.offloads
-        every, every_text = len(states), again.texts
-        inner = len(every_text) * len(offloads)
         outlook = outlook or self.outlook(design)
         columns = outlook.columns
-        counts = np.array([(every - len(columns)) * inner, 0, 0])
-        late, beaten = self._hopeless(outlook.least.min(axis=1), np.zeros(len(columns)), incumbents, design)
+        inner = len(again.texts) * len(offloads)
+        counts = np.array([(len(states) - len(columns)) * inner, 0, 0])
+        late, beaten = self._hopeless(outlook.least.min(axis=1), np.zeros(len(columns)), incumbents)
         counts += [0, late.sum() * inner, beaten.sum() * inner]
         some = ~late & ~beaten
         columns, sharding = columns[some], outlook.sharding
         if sharding is None or not len(columns):
             return _empty(design, again, states, offloads, counts)
         sharding = sharding.take(np.flatnonzero(some))
-        # Bytes are shared by many variants, seconds are not: only what fits somewhere is priced.
-        fits = self._may_fit(design, again, columns)
-        possible = np.bincount(again.table, weights=fits.any(axis=(0, 2)), minlength=len(again.names)) > 0
-        fits = fits[:, possible[again.table]]
-        again = again.only(possible)
         inner = len(columns) * len(offloads)
-        counts[0] += inner * (len(every_text) - len(again.texts))
-        if not len(again.texts):
-            return _empty(design, again, states, offloads, counts)
         tables = self.tables(design, again.names)
         pipe = self.pipe(design, again, tables)
-        late, beaten = self._hopeless(pipe.least, np.zeros(len(pipe.least)), incumbents, design)
+        late, beaten = self._hopeless(pipe.least, np.zeros(len(pipe.least)), incumbents)
         rows = np.flatnonzero(~late & ~beaten)
         counts += [0, late.sum() * inner, beaten.sum() * inner]
         if not len(rows):
             return _empty(design, again, states, offloads, counts)
-        fits = fits[:, rows]
-        time_s = self._times(design, again.take(rows), tables, pipe.take(rows), sharding, np.asarray(fits.any(axis=(1, 2))))
-        late, beaten = self._hopeless(time_s, np.zeros(time_s.shape), incumbents, design)
-        hopeful = fits & ~late & ~beaten
-        counts += [(~fits).sum(), (fits & late).sum(), (fits & beaten).sum()]
+        time_s = self._times(design, again.take(rows), tables, pipe.take(rows), sharding)
+        late, beaten = self._hopeless(time_s, np.zeros(time_s.shape), incumbents)
+        hopeful = ~late & ~beaten
+        counts += [0, late.sum(), beaten.sum()]
         # Only what may still win is asked for its memory.
         each, r, d = (np.flatnonzero(hopeful.any(axis=axes)) for axes in ((1, 2), (0, 2), (0, 1)))
         if not len(each):
@@ -187,7 +174,7 @@ class DesignBounds:
         need = np.full(time_s.shape, np.inf)
         need[each] = self.needs(design, again, tables, rows, columns, [offloads[k] for k in each.tolist()])
         fits = hopeful & (need <= self.capacity)
-        late, beaten = self._hopeless(time_s, need, incumbents, design)
+        late, beaten = self._hopeless(time_s, need, incumbents)
         alive = fits & ~late & ~beaten
         if incumbents.front or incumbents.by_memory:
             parent = np.full(alive.shape, -1)
@@ -207,26 +194,21 @@ class DesignBounds:
         return self.open_layouts(design, Incumbents(by_memory=True))
 
     @staticmethod
-    def _hopeless(time_s: FloatArray, need: FloatArray, incumbents: Incumbents, design: Design) -> tuple[BoolArray, BoolArray]:
+    def _hopeless(time_s: FloatArray, need: FloatArray, incumbents: Incumbents) -> tuple[BoolArray, BoolArray]:
         late = incumbents.late(time_s)
-        return late, incumbents.beaten(time_s, need, design.mesh_key) & ~late
+        return late, incumbents.beaten(time_s, need) & ~late
 
     def _times(
         self, design: Design, again: Recomputations, tables: Sequence[BlockTable], pipe: bounds.PipelineBound,
-        sharding: StateBound, wanted: BoolArray,
+        sharding: StateBound,
     ) -> FloatArray:  # fmt: skip
-        """Lower bounds on step times, [offloads, R, states]; 0 where an offload's are not `wanted`, bool array [offloads]."""
-        offloads, found = self.space.offloads, dict[float, FloatArray]()
-        none = np.zeros((2, len(again.texts), len(sharding.end)))
-        for share in dict.fromkeys(o.activations for o, asked in zip(offloads, wanted.tolist(), strict=True) if asked):
-            if share:
-                rank, stall = self._host_stall(design, again, tables)
-                waiting = pipe.stalled(rank, stall * share)
-                path = self._host_path(design, again, tables, pipe, share)
-                found[share] = np.maximum(bounds.combine(waiting, sharding), path[:, None] + sharding.end.T[:, None])
-            else:
-                found[share] = bounds.combine(pipe, sharding)
-        return np.array([found.get(o.activations, none)[int(o.optimizer)] for o in offloads])
+        """Lower bounds on step times, [offloads, R, states]."""
+        least = bounds.combine(pipe, sharding)
+        found = {0.0: least}
+        for share in {o.activations for o in self.space.offloads} - {0.0}:
+            path = self._host_path(design, again, tables, pipe, share)
+            found[share] = np.maximum(least, path[:, None] + sharding.end.T[:, None])
+        return np.array([found[o.activations][int(o.optimizer)] for o in self.space.offloads])
 
     def _host_path(
         self, design: Design, again: Recomputations, tables: Sequence[BlockTable], pipe: bounds.PipelineBound, share: float
@@ -241,20 +223,6 @@ class DesignBounds:
         seconds = stages.seconds(tables, again.table)[:, :, stages.which] * shape.through
         turn = self.pricing.pipelines.backwards(design.pipeline, design.group.pp, design.m)
         return bounds.host_path(pipe, turn, seconds, share * self.pricing.host_seconds_per_byte * moved[:, stages.which])
-
-    def _host_stall(self, design: Design, again: Recomputations, tables: Sequence[BlockTable]) -> tuple[int, FloatArray]:
-        """The rank of the last stage, and how long it waits in a step if all activations move, float array [R].
-
-        Where a backward of the last stage follows its own forward at once, what of the last block is offloaded goes to the host and
-        comes back between the two (nothing of the loss).
-        """
-        rank, turns = self.pricing.pipelines.turns(design.pipeline, design.group.pp, design.m)
-        stages = again.stages
-        order = stages.orders[stages.which[-1]]
-        if not order.shape[1]:
-            return rank, np.zeros(len(again.texts))
-        moved = np.array([t.offloadable for t in tables])[again.table, order[:, -1]]
-        return rank, np.asarray(2.0 * turns * self.pricing.host_seconds_per_byte * moved)
 
     def cut(self, design: Design) -> tuple[object, Cut]:
         """How a design cuts the layers over ranks, and its name."""
@@ -289,38 +257,26 @@ class DesignBounds:
             self._resting[key] = self.shardings(design).bytes(cut, design.m)
         return self._resting[key]
 
-    def _may_fit(self, design: Design, again: Recomputations, columns: IntArray) -> BoolArray:
-        """Which layouts may fit by what blocks keep alone, bool array [offloads, R, columns]."""
-        held = [self.pricing.held_table(design.group, design.batch, design.variant, name) for name in again.names]
-        need = self.needs(design, again, held, np.arange(len(again.texts)), columns, self.space.offloads, whole=False)
-        return np.asarray(need * (1.0 - ROUNDING) <= self.capacity)
-
     # -- memory --------------------------------------------------------------------------------------------------------
 
     def needs(
         self, design: Design, again: Recomputations, tables: Sequence[BlockTable], rows: IntArray, columns: IntArray,
-        offloads: Sequence[Offload], *, whole: bool = True,
+        offloads: Sequence[Offload],
     ) -> FloatArray:  # fmt: skip
         """Peak use of the fullest device, [offloads, rows, columns]: what is allocated, or a lower bound of it.
 
         Without offloaded activations it is the peak itself where gradients rest in memory; the allocator may reserve more.
-
-        Args:
-            whole: `tables` have all bytes, else only what blocks keep: a lower bound.
         """
         group, every, sharding = design.group, self.space.states(design.group), self.resting(design)
         states = [every[index] for index in columns.tolist()]
         outside, fragmentation = self.pricing.outside_bytes(group), self.pricing.framework.allocator.fragmentation
-        modes: list[tuple[Gathered | None, bool]] = [(None, False)] * len(states)
-        if whole:
-            modes = [(self.pricing.gathered(group, design.variant, state), state.zero_stage == 3) for state in states]
+        modes = [(self.pricing.gathered(group, design.variant, state), state.zero_stage == 3) for state in states]
         found = np.empty((len(offloads), len(rows), len(states)))
         shares = dict.fromkeys(o.activations for o in offloads)
         for (gathered, sharded), share in product(set(modes), shares):
             which = np.flatnonzero([mode == (gathered, sharded) for mode in modes])
             peaks = self.activation_peaks(design, again, tables, gathered, sharded, share)
-            if whole:
-                peaks = peaks + self._kept_casts(design, again, states[which[0]])
+            peaks = peaks + self._kept_casts(design, again, states[which[0]])
             own, peaks = columns[which], peaks[rows]
             for index in (i for i, o in enumerate(offloads) if o.activations == share):
                 resting = sharding.resting[own] + (0.0 if offloads[index].optimizer else 1.0) * sharding.optimizer[own]

@@ -15,7 +15,6 @@ from simpar.costs.host import passes_join
 from simpar.costs.key_price import KeyPrice
 from simpar.costs.pricer import LayoutPricer
 from simpar.engine.slowed_paths import makespans, timeline
-from simpar.engine.timeline import Timeline
 from simpar.parallel.keys import Compute, Gather, Offload, OptimizerStep, Overlapped, Reduce, Send
 from simpar.parallel.layout import Layout
 from simpar.program.lower import lower
@@ -35,7 +34,7 @@ from simpar.searching.shapes import shape_of, style_of
 from simpar.searching.slow_ranks import Slow
 from simpar.searching.swept import Columns, Swept
 from simpar.specs.stage_plan import rank_gpus
-from simpar.step import Priced, interpret, prepare
+from simpar.step import interpret, prepare
 
 T = TypeVar("T")
 
@@ -76,7 +75,6 @@ class Evaluation:
         self._slowed: dict[object, dict[int, float]] = {}
         self._rises: dict[tuple[int, int], dict[str, float]] = {}
         self._pricers: dict[object, LayoutPricer] = {}
-        self._last: tuple[Choice, Priced, Timeline] | None = None
         self._in_full: dict[Choice, tuple[float, float, float]] = {}
 
     @classmethod
@@ -334,21 +332,15 @@ class Evaluation:
     def _slowest(self, choice: Choice) -> Slow:
         return self.pricing.slow_ranks.of(choice.group)[0]
 
-    def simulated(self, choice: Choice) -> tuple[Priced, Timeline]:
-        """A layout with every op of its step; the last one is remembered, for those who ask more of it than its time."""
-        if self._last is None or self._last[0] != choice:
-
-            def shared(layout: Layout, schedule: Schedule, detail: Detail, *, expand: bool = False) -> Program:
-                del detail, expand
-                return with_ranks(self.step(choice).program, rank_gpus(layout.scenario))
-
-            priced = prepare(choice.scenario(self.pricing.template), detail=self.detail(choice), lowering=shared)
-            self._last = (choice, priced, timeline(priced.program, priced.table, self._slowest(choice)))
-        return self._last[1:]
-
     def replayed(self, choice: Choice) -> Result:
         """Everything that a layout's own program says of it."""
-        return interpret(*self.simulated(choice), self._peaks_like(choice))
+
+        def shared(layout: Layout, schedule: Schedule, detail: Detail, *, expand: bool = False) -> Program:
+            del detail, expand
+            return with_ranks(self.step(choice).program, rank_gpus(layout.scenario))
+
+        priced = prepare(choice.scenario(self.pricing.template), detail=self.detail(choice), lowering=shared)
+        return interpret(priced, timeline(priced.program, priced.table, self._slowest(choice)), self._peaks_like(choice))
 
     def result(self, choice: Choice) -> Result:
         """Everything that `simulate` says of a layout."""

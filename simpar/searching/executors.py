@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from simpar.errors import InputError, Violation
 from simpar.host import follow_parent, interrupts_held, rarely_collected
-from simpar.searching.closed import Closed, Closing, Followers
+from simpar.searching.account import Followers
 from simpar.searching.incumbents import Incumbents, Limits, Scored
 from simpar.searching.nodes import Node
 from simpar.searching.parts import PartResult, Wish, solve_part, survey_part
@@ -30,9 +30,6 @@ ALONE_S: Final = 20.0
 """CPU seconds that a search may take in one process before it is dealt to more."""
 
 
-_WIDTH: Final = 9
-"""Numbers of a `Limits`: two values and the degrees and micro-batch of a design."""
-_NOBODY: Final = -1
 _POINTS: Final = 512
 """Layouts of a front that are told at most; the fastest."""
 
@@ -41,18 +38,14 @@ class SharedLimits:
     """What layouts must beat, written by one process and read by others."""
 
     def __init__(self, context: Any) -> None:
-        self._numbers = context.RawArray("d", 2 * _WIDTH)
+        self._value = context.RawValue("d", inf)
         # Of a front: its number, how many points, the points, its number again.
         self._front = context.RawArray("d", 2 * _POINTS + 3)
-        self._read, self._seen, self._points = Limits(), 0.0, Limits().points
-        self.write(self._read)
+        self._seen, self._points = 0.0, Limits().points
 
     def write(self, limits: Limits) -> None:
-        """Replace it. It stands there twice: a reader that finds both alike has not read it half written."""
-        row = (limits.value, limits.other, *(limits.of or (_NOBODY,) * (_WIDTH - 2)))
-        if tuple(self._numbers[:_WIDTH]) != row:
-            self._numbers[:_WIDTH] = row
-            self._numbers[_WIDTH:] = row
+        """Replace it."""
+        self._value.value = limits.value
         points = limits.points[:_POINTS]
         if points != self._points:
             self._points, number = points, self._front[0] + 1.0
@@ -63,11 +56,7 @@ class SharedLimits:
 
     def read(self) -> Limits:
         """The last that was whole."""
-        second = tuple(self._numbers[_WIDTH:])
-        if second == tuple(self._numbers[:_WIDTH]):
-            value, other, *of = second
-            self._read = Limits(value, other, None if of[0] == _NOBODY else tuple(map(int, of)), self._told())
-        return self._read
+        return Limits(self._value.value, self._told())
 
     def _told(self) -> tuple[tuple[float, float], ...]:
         """The last front that was whole."""
@@ -90,8 +79,6 @@ class Task:
         on_scored: told every simulated layout.
         on_bound: told (part, bound) now and then.
         surveyed: parts whose bounds are known.
-        closed: part -> designs that were closed before; none = nobody wants to know which are.
-        on_closed: told (part, designs closed since) now and then.
     """
 
     space: Space
@@ -101,32 +88,19 @@ class Task:
     on_scored: Callable[[Scored], None]
     on_bound: Callable[[int, float], None]
     surveyed: frozenset[int] = frozenset()
-    closed: dict[int, list[Closed]] | None = None
-    on_closed: Callable[[int, list[Closed]], None] = lambda _part, _closed: None
-
-    def closing(self, part: int) -> list[Closed] | None:
-        """What a worker needs to know of a part's designs."""
-        return None if self.closed is None else self.closed.get(part, [])
-
-    def told(self, part: int, closed: list[Closed]) -> None:
-        """A worker has closed designs of a part."""
-        if self.closed is not None and closed:
-            self.closed.setdefault(part, []).extend(closed)
-            self.on_closed(part, closed)
 
 
 class Now:
-    """Calls a function with the bound and the designs closed since, not more often than anybody wants to know."""
+    """Calls a function with the bound, not more often than anybody wants to know."""
 
-    def __init__(self, tell: Callable[[float, list[Closed]], None], known: list[Closed] | None) -> None:
+    def __init__(self, tell: Callable[[float], None]) -> None:
         self._tell, self._told = tell, 0.0
-        self.closing = None if known is None else Closing(known)
 
     def __call__(self, bound: float) -> None:
         now = time.monotonic()
         if now - self._told > EVERY_S:
             self._told = now
-            self._tell(bound, [] if self.closing is None else self.closing.take())
+            self._tell(bound)
 
 
 class _OverdueError(Exception):
@@ -149,15 +123,13 @@ def in_process(task: Task, until_s: float = inf) -> Iterator[PartResult]:
             task.on_bound(part, survey_part(task.space, task.wish, nodes))
     for part, nodes in parts:
 
-        def tell(bound: float, closed: list[Closed], part: int = part) -> None:
+        def tell(bound: float, part: int = part) -> None:
             task.on_bound(part, bound)
-            task.told(part, closed)
             if time.process_time() > until_s:
                 raise _OverdueError(bound)
 
-        now = Now(tell, task.closing(part))
-        followers = Followers(task.on_scored, now, now.closing)
-        yield solve_part(task.space, task.wish, part, nodes, task.incumbents.known, followers=followers)
+        followers = Followers(task.on_scored, Now(tell))
+        yield solve_part(task.space, task.wish, part, nodes, task.incumbents.best, followers=followers)
 
 
 # -- processes -------------------------------------------------------------------------------------------------------------
@@ -169,14 +141,14 @@ def _worker(pipe: Connection, shared: SharedLimits, space: Space, wish: Wish) ->
     follow_parent()
     with suppress(EOFError, OSError):
         while True:
-            part, nodes, known, closed = pipe.recv()
+            part, nodes, known = pipe.recv()
             try:
                 if known is None:
                     pipe.send(("bound", survey_part(space, wish, nodes)))
                     pipe.send(("surveyed", None))
                     continue
-                now = Now(lambda bound, closed: pipe.send(("progress", (bound, closed))), closed)
-                followers = Followers(lambda scored: pipe.send(("scored", scored)), now, now.closing)
+                now = Now(lambda bound: pipe.send(("bound", bound)))
+                followers = Followers(lambda scored: pipe.send(("scored", scored)), now)
                 result = solve_part(space, wish, part, nodes, known, shared.read, followers)
                 pipe.send(("done", result))
             except (EOFError, OSError):
@@ -257,9 +229,9 @@ class _Pool:
             # What a worker has surveyed it need not price again.
             worker.part = part = next((p for p in self._waiting if p in worker.seen), self._waiting[0])
             self._waiting.remove(part)
-        known = None if worker.surveys else self.task.incumbents.known
+        known = None if worker.surveys else self.task.incumbents.best
         with suppress(OSError):  # It died: its end of the pipe says so at the next look.
-            worker.pipe.send((part, self.task.parts[part], known, self.task.closing(part)))
+            worker.pipe.send((part, self.task.parts[part], known))
 
     def _hear(self, worker: _Busy) -> PartResult | None:
         try:
@@ -271,9 +243,6 @@ class _Pool:
             self.task.on_scored(content)
         elif kind == "bound" and worker.part is not None:
             self.task.on_bound(worker.part, content)
-        elif kind == "progress" and worker.part is not None:
-            self.task.on_bound(worker.part, content[0])
-            self.task.told(worker.part, content[1])
         elif kind == "failed":
             raise content
         elif kind == "surveyed":
@@ -296,13 +265,12 @@ class _Pool:
         self._workers.append(self._hire())
 
 
-def processes(task: Task, workers: int | None = None) -> Iterator[PartResult]:
+def processes(task: Task, count: int) -> Iterator[PartResult]:
     """Parts on processes of this machine; a worker that dies is replaced and its part done again.
 
     Raises:
         InputError: workers keep dying.
     """
-    count = workers or os.cpu_count() or 1
     if count <= 1 or len(task.parts) <= 1:
         yield from in_process(task)
         return

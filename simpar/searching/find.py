@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 from math import inf, isclose, log
 from typing import Any, Final
 
-from simpar.searching.account import Account
-from simpar.searching.closed import Followers
+from simpar.searching.account import Account, Followers
 from simpar.searching.decision import Rival, decide
-from simpar.searching.executors import EVERY_S, Now, Task, alone_first, in_process, processes
+from simpar.searching.executors import EVERY_S, Task, alone_first, in_process, processes
 from simpar.searching.incumbents import Incumbents, Scored
 from simpar.searching.mixed_space import MixedSpace
 from simpar.searching.nodes import Node
@@ -35,7 +34,6 @@ class Found:
         space: that was searched.
         wish: what was wanted.
         best: simulated layouts, best first (or the front, fastest first).
-        other: the best of another design than that of the best, where it was wanted.
         account: where every layout went.
         size: layouts in the space.
         bound: nothing in the space has a smaller value than this, or than the best.
@@ -51,7 +49,6 @@ class Found:
     bound: float
     finished: bool
     seconds: float
-    other: Scored | None = None
 
     @property
     def gap(self) -> float | None:
@@ -133,7 +130,7 @@ def find(
         # Parts are known by their numbers: a search goes on with the parts that it began with, whoever does them now.
         cut = parts_of(branch, begun)
     parts = dict(enumerate(cut))
-    state = _State(replace(branch.incumbents, best=[], first={}))
+    state = _State(replace(branch.incumbents, best=[]))
     recalled = _recall(store, state, parts) if store is not None else set()
     fresh: dict[int, float] = {}
     written = [time.monotonic()]
@@ -175,10 +172,7 @@ def find(
 
     finished = True
     try:
-        closed = store.designs() if store is not None else None
-        task = Task(space, wish, parts, state.incumbents, scored, bounded, frozenset(state.bounds), closed)
-        if store is not None:
-            task.on_closed = store.designs_done
+        task = Task(space, wish, parts, state.incumbents, scored, bounded, frozenset(state.bounds))
         if space.size > SEED_FROM and not wish.front and not seeded and not isinstance(space, MixedSpace):
             _seed(task, pricing)
             if store is not None:
@@ -200,7 +194,7 @@ def find(
     if store is not None and best and str(best[0].choice) in recalled:
         _check_winner(store, branch, best[0])
     seconds = time.monotonic() - started
-    return Found(space, wish, best, state.account, space.size, bound, finished, seconds, state.incumbents.other)
+    return Found(space, wish, best, state.account, space.size, bound, finished, seconds)
 
 
 def _executor(
@@ -252,10 +246,9 @@ def _seed(task: Task, pricing: AnyPricing) -> None:
     """The best of a small corner of the space, so that there is something to show and to beat from the start."""
     corner, wish = seed_space(task.space), task.wish
     if corner.groups and 0 < corner.size < task.space.size / 4:
-        first = replace(wish, keep=1, reach=1.0, next_design=False) if wish.fold else replace(wish, next_design=False)
-        now = Now(lambda _, closed: task.told(SEED, closed), task.closing(SEED))
-        branch = branch_for(corner, first, pricing, followers=Followers(task.on_scored, now, now.closing))
-        for scored in task.incumbents.known:
+        first = replace(wish, keep=1, reach=1.0) if wish.fold else wish
+        branch = branch_for(corner, first, pricing, followers=Followers(task.on_scored))
+        for scored in task.incumbents.best:
             branch.incumbents.add(scored)
         branch.run()
 

@@ -124,7 +124,7 @@ def improve(
 
     def opened(axes: tuple[str, ...]) -> Branch:
         space = Space(scenario, _around(flat, axes), framework)
-        branch = branch_for(space, Wish(keep=3, next_design=False), pricing)
+        branch = branch_for(space, Wish(keep=3), pricing)
         assert isinstance(branch, Branch)
         branch.incumbents = Incumbents(3, largest_s=limit)
         branch.open()

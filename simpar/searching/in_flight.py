@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simpar.program.program import FloatArray, IntArray
-from simpar.schedules import Phase, Schedule
+from simpar.schedules import Schedule
 from simpar.schedules.interleaved import round_size
 from simpar.searching.blocks import B, F, I
 from simpar.searching.stages import StageBytes
@@ -113,17 +113,6 @@ def held_by_chunk(schedule: str, ranks: int, m: int, chunks: int, rank: int) -> 
     return np.asarray(begun - over)
 
 
-def turns(schedule: Schedule) -> tuple[int, int]:
-    """The rank of the last stage, and how many of its micro-batches turn round at once: backward right after forward."""
-    last = schedule.stages_per_model - 1
-    rank = schedule.stage_to_rank[last]
-    return rank, sum(
-        not a.parts and not b.parts and a.stage == b.stage == last and a.microbatch == b.microbatch
-        and a.phase is Phase.F and b.phase in (Phase.B, Phase.I)
-        for a, b in itertools.pairwise(schedule.rows[rank])
-    )  # fmt: skip
-
-
 class Backwards(NamedTuple):
     """Some backwards of every rank, and what must run before and after them.
 
@@ -213,4 +202,4 @@ def _undominated(rows: IntArray) -> IntArray:
     return np.array(kept, dtype=np.int64)
 
 
-__all__ = ["BACKWARD", "FORWARD", "INPUT", "Backwards", "InFlight", "backwards", "held_by_chunk", "in_flight", "turns"]
+__all__ = ["BACKWARD", "FORWARD", "INPUT", "Backwards", "InFlight", "backwards", "held_by_chunk", "in_flight"]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.program.program import FloatArray
-from simpar.searching.choice import Choice, MeshKey
+from simpar.searching.choice import Choice
 from simpar.searching.designs import DesignKey, design_key, family
 
 SLACK = 1e-9
@@ -51,20 +51,12 @@ class Limits(NamedTuple):
     """What layouts must beat.
 
     Attributes:
-        value: those of the design `of`; of every design where it is none.
-        other: those of other designs, no less than `value`.
-        of: the design of all the best.
+        value: of the last that is wanted.
         points: of a front, value and bytes of every layout on it.
     """
 
     value: float = inf
-    other: float = inf
-    of: MeshKey | None = None
     points: tuple[tuple[float, float], ...] = ()
-
-    def against(self, design: MeshKey | None) -> float:
-        """What layouts of a design must beat; none = the least that any layout must."""
-        return self.value if self.of is None or design == self.of else self.other
 
 
 NO_LIMITS = Limits()
@@ -87,9 +79,7 @@ class Incumbents:
         skipped: the least bound of those that were not.
         tried: designs of which a setting was timed.
         shortfall: time over bound of the layout with least of it, by schedule family.
-        next_design: wanted besides, where all the best are of one mesh and micro-batch: the best of any other.
         shared: what the best of others must beat, asked anew each time.
-        first: the best of each design.
         fastest: see `_fastest_in_level`, and what it was found from.
     """
 
@@ -105,10 +95,8 @@ class Incumbents:
     skipped: float = inf
     tried: set[DesignKey] = field(default_factory=set)
     shortfall: dict[str, float] = field(default_factory=dict)
-    next_design: bool = False
     shared: Callable[[], Limits] = field(default=lambda: NO_LIMITS)
     best: list[Scored] = field(default_factory=list)
-    first: dict[MeshKey, Scored] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     fastest: tuple[tuple[object, object, object], tuple[float, float] | None] = ((None, None, None), None)
 
@@ -117,40 +105,23 @@ class Incumbents:
         # A second more is worth less than any byte that memory is counted in.
         return device_bytes + min(time_s, 1e6) * 1e-9 if self.by_memory else time_s
 
-    def cutoff(self, design: MeshKey | None = None) -> float:
-        """What the values of a design must beat; none = the least that anything must.
-
-        No layout that is wanted in the end is ever cut off, nor the best of the designs other than the best one's: a value that
-        all layouts of one design but the best ones had to beat, others beat too, since the best were of that design. Of a front,
-        what layouts that need no more than `level` must beat.
-        """
+    def cutoff(self) -> float:
+        """What values must beat; of a front, those of layouts that need no more than `level`."""
         if self.front:
             fastest = self._fastest_in_level()
             return fastest[0] / (1.0 + self.within) if fastest else inf
-        return min(self.limits.against(design), self.shared().against(design))
+        return min(self.limits.value, self.shared().value)
 
-    @property
-    def other(self) -> Scored | None:
-        """The best of all designs but that of the best layout."""
-        rest = [s for design, s in self.first.items() if design != self.best[0].choice.mesh_key] if self.best else []
-        return min(rest, key=lambda s: s.key, default=None)
-
-    @property
-    def known(self) -> list[Scored]:
-        """All that others need to know."""
-        other = self.other
-        return [*self.best, *([other] if other is not None and other not in self.best else [])]
-
-    def beats(self, rank: float, design: MeshKey | None = None) -> bool:
-        """Whether nothing (of a design) that ranks at `rank` or behind can be wanted."""
-        return rank * (1.0 - SLACK) > self.cutoff(design)
+    def beats(self, rank: float) -> bool:
+        """Whether nothing that ranks at `rank` or behind can be wanted."""
+        return rank * (1.0 - SLACK) > self.cutoff()
 
     def outdone(self, time_s: float, device_bytes: float, choice: Choice) -> bool:
         """Whether this layout, with these bounds, cannot be wanted: for equals the order of `Scored.key` decides."""
         if self.front or (len(self.best) < self.keep and not self.fold):
-            return bool(self.beaten(np.array(time_s), np.array(device_bytes), choice.mesh_key))
+            return bool(self.beaten(np.array(time_s), np.array(device_bytes)))
         rank = self.rank(time_s, device_bytes)
-        if self.beats(rank, choice.mesh_key):
+        if self.beats(rank):
             return True
         if self.fold:
             own = self._of_design(choice)
@@ -158,8 +129,7 @@ class Incumbents:
                 self.skipped = min(self.skipped, rank)
                 return True
             return own is not None and (rounded(rank * (1.0 - 1e-12)), choice.complexity, str(choice)) > own.key
-        rival = self.best[-1] if self.limits.of in (None, choice.mesh_key) else self.other
-        return rival is not None and (rounded(rank * (1.0 - 1e-12)), choice.complexity, str(choice)) > rival.key
+        return (rounded(rank * (1.0 - 1e-12)), choice.complexity, str(choice)) > self.best[-1].key
 
     def timed(self, choice: Choice, bound_s: float, time_s: float) -> None:
         """Remember that a setting of a design was timed, and how far its bound fell short of the time."""
@@ -179,7 +149,7 @@ class Incumbents:
         if design_key(choice) not in self.tried:
             return False
         own = self._of_design(choice)
-        wanted = self.cutoff(choice.mesh_key) if own is None else own.value * (1.0 - self.tolerance)
+        wanted = self.cutoff() if own is None else own.value * (1.0 - self.tolerance)
         if bound_s * self.shortfall.get(family(choice.pipeline.schedule), 1.0) <= wanted:
             return False
         self.skipped = min(self.skipped, bound_s)
@@ -189,12 +159,12 @@ class Incumbents:
         """Which step times are not wanted at all."""
         return np.asarray(time_s * (1.0 - SLACK) > self.largest_s)
 
-    def beaten(self, time_s: FloatArray, device_bytes: FloatArray, design: MeshKey | None = None) -> NDArray[np.bool_]:
-        """Which layouts of a design (bounds of them) cannot be wanted."""
+    def beaten(self, time_s: FloatArray, device_bytes: FloatArray) -> NDArray[np.bool_]:
+        """Which layouts (bounds of them) cannot be wanted."""
         time_s, device_bytes = np.asarray(time_s) * (1.0 - SLACK), np.asarray(device_bytes) * (1.0 - SLACK)
         if self.by_memory:
-            return np.asarray(device_bytes + np.minimum(time_s, 1e6) * 1e-9 > self.cutoff(design))
-        return np.asarray(time_s > self.cutoff(design))
+            return np.asarray(device_bytes + np.minimum(time_s, 1e6) * 1e-9 > self.cutoff())
+        return np.asarray(time_s > self.cutoff())
 
     def _fastest_in_level(self) -> tuple[float, float] | None:
         """Value and bytes of the fastest of a front, this and others' together, that needs no more than `level`."""
@@ -226,29 +196,13 @@ class Incumbents:
             self.limits = Limits(points=tuple((s.value, s.device_bytes) for s in self.best))
             return
         del self.best[self.keep :]
-        if self.next_design:
-            design = scored.choice.mesh_key
-            if design not in self.first or scored.key < self.first[design].key:
-                self.first[design] = scored
-        self.limits = self._limits()
+        value = self.best[-1].value if len(self.best) >= self.keep else inf
+        self.limits = Limits(min(value, self.best[0].value * self.reach) if self.fold else value)
 
     def _of_design(self, choice: Choice) -> Scored | None:
         """The best known layout of the same design."""
         key = design_key(choice)
         return next((s for s in self.best if design_key(s.choice) == key), None)
-
-    def _limits(self) -> Limits:
-        if self.fold:
-            worst = self.best[-1].value if len(self.best) >= self.keep else inf
-            worst = min(worst, self.best[0].value * self.reach)
-            return Limits(worst, worst)
-        if len(self.best) < self.keep:
-            return Limits()
-        worst, design = self.best[-1].value, self.best[0].choice.mesh_key
-        if not self.next_design or any(s.choice.mesh_key != design for s in self.best):
-            return Limits(worst, worst)
-        other = self.other
-        return Limits(worst, inf if other is None else other.value, design)
 
 
 def _beats(a: Scored, b: Scored) -> bool:

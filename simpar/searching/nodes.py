@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
-from simpar.searching.choice import Choice, Group, MeshKey, Offload, Pipeline, Variant
-from simpar.searching.design_bounds import Outlook
+from simpar.searching.choice import Choice, Group, Pipeline, Variant
 from simpar.searching.evaluation import Evaluation
-from simpar.searching.open_layouts import Design, OpenLayouts
+from simpar.searching.open_layouts import OpenLayouts
 
 Waiting = tuple[float, int, float, OpenLayouts, int]
 """A layout that waits to be swept: rank, number, bound, table and its position there."""
@@ -25,8 +24,6 @@ class Shape(NamedTuple):
     Attributes:
         flags: ZeRO stage, whether gradients are reduced and parameters gathered beside compute.
         moves: activations are offloaded.
-        on_device: they are bounded first by the same layout without that: copies to the host only add waiting. Its program is
-            much smaller, and the same for all fractions.
     """
 
     pp: int
@@ -34,7 +31,6 @@ class Shape(NamedTuple):
     pipeline: Pipeline
     flags: tuple[int, bool | None, bool | None]
     moves: bool
-    on_device: bool
 
 
 def by_shape(table: OpenLayouts, positions: Sequence[int], least_s: float) -> dict[Shape, list[tuple[float, OpenLayouts, int]]]:
@@ -44,22 +40,9 @@ def by_shape(table: OpenLayouts, positions: Sequence[int], least_s: float) -> di
         offload, pair = divmod(at, len(table.pairs))
         state = table.states[int(table.pairs[pair]) % len(table.states)]
         flags = (state.zero_stage, state.overlap_grad_reduce, state.overlap_param_gather)
-        moves = table.offloads[offload].activations > 0
-        name = Shape(d.group.pp, d.m, d.pipeline, flags, moves, on_device=moves and not least_s)
+        name = Shape(d.group.pp, d.m, d.pipeline, flags, table.offloads[offload].activations > 0)
         found.setdefault(name, []).append((max(float(table.time_s.flat[at]), least_s), table, at))
     return found
-
-
-def on_device(choice: Choice) -> Choice:
-    """The same layout with all activations on the device."""
-    return replace(choice, offload=Offload(0.0, choice.offload.optimizer))
-
-
-def design_of(kind: str, payload: Any) -> Design | None:
-    """What a set of layouts is of, where all are of one design."""
-    if kind == "shardings":
-        return cast(Outlook, payload).design
-    return cast(OpenLayouts, payload[2]).design if kind in ("undercut", "timed", "layout") else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +56,6 @@ class Ranked:
     """
 
     node: tuple[Group, int, int, Variant]
-    design: MeshKey
     order: list[int]
     seconds: list[float]
     left: list[int]
@@ -144,4 +126,4 @@ class Together:
         return float(min(values))
 
 
-__all__ = ["Node", "Ranked", "Shape", "Together", "Waiting", "by_shape", "design_of", "on_device"]
+__all__ = ["Node", "Ranked", "Shape", "Together", "Waiting", "by_shape"]

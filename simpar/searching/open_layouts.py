@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.program.program import FloatArray, IntArray
-from simpar.searching.choice import Choice, Group, MeshKey, Offload, Pipeline, State, Variant, mesh_key
+from simpar.searching.choice import Choice, Group, Offload, Pipeline, State, Variant
 from simpar.searching.shapes import Shape, shape_of
 
 BoolArray = NDArray[np.bool_]
@@ -60,11 +60,6 @@ class Design:
     m: int
     variant: Variant
     pipeline: Pipeline
-
-    @property
-    def mesh_key(self) -> MeshKey:
-        """The design that its layouts are of, as people would count them."""
-        return mesh_key(self.group, self.batch)
 
     @property
     def shape(self) -> Shape:

@@ -14,10 +14,9 @@ from simpar.engine.longest_path import longest_path_batch
 from simpar.model.kind import kind_of, site_of
 from simpar.readings import TENTH, fit_probability
 from simpar.result.interval import HALF_WIDTH, together
-from simpar.searching.account import Account
+from simpar.searching.account import Account, Followers
 from simpar.searching.branch import Branch
 from simpar.searching.choice import Choice
-from simpar.searching.closed import Followers
 from simpar.searching.evaluation import Evaluation
 from simpar.searching.incumbents import NO_LIMITS, Incumbents, Limits, Scored
 from simpar.searching.mixed_branch import MixedBranch
@@ -49,7 +48,6 @@ class Wish:
         robust: rank, and hold against limits, the upper end of the step time's 80 % interval (its 90th percentile).
         front: two or three metrics; then the answer is every layout that no other beats in them.
         within: of a front: layouts this close, relatively, are not told apart.
-        next_design: the best of another design than the winner's is wanted too, see `runner_up`.
         usd_per_gpu_hour, pue: for cost and energy.
         pool: layouts to find at least, where they are simulated again with effects.
         fold: return the best layout of each design (see `designs`) instead of the best layouts.
@@ -64,7 +62,6 @@ class Wish:
     robust: bool = False
     front: tuple[str, ...] = ()
     within: float = 0.01
-    next_design: bool = True
     usd_per_gpu_hour: float = 2.0
     pue: float = 1.25
     pool: int = 0
@@ -96,7 +93,7 @@ class PartResult:
 
     Attributes:
         part: its number.
-        best: simulated layouts that were among its best, or the best of another design.
+        best: simulated layouts that were among its best.
         account: of its layouts.
     """
 
@@ -228,10 +225,8 @@ def branch_for(
     named = not (wish.front or wish.by_memory)
     incumbents = Incumbents(
         max(wish.keep, wish.pool), largest_s=longest / (widest(space) if wish.robust else 1.0), by_memory=wish.by_memory,
-        front=wish.both,
-        within=wish.within if wish.both else 0.0, next_design=wish.next_design and not wish.front, shared=shared,
-        fold=wish.fold and not wish.front, reach=wish.reach if named else inf,
-        tolerance=wish.tolerance if named else 0.0,
+        front=wish.both, within=wish.within if wish.both else 0.0, shared=shared, fold=wish.fold and not wish.front,
+        reach=wish.reach if named else inf, tolerance=wish.tolerance if named else 0.0,
     )  # fmt: skip
     if isinstance(space, MixedSpace):
         assert isinstance(pricing, MixedPricing)
@@ -326,7 +321,7 @@ def solve_part(
     account = branch.account
     account.skipped = branch.incumbents.skipped
     account.glimpses = sorted(branch.glimpses.values(), key=lambda g: g.bound_s)[:GLIMPSES]
-    return PartResult(part, tuple(branch.incumbents.known), account)
+    return PartResult(part, tuple(branch.best), account)
 
 
 __all__ = [

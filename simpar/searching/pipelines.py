@@ -12,7 +12,7 @@ from simpar.schedules import Schedule
 from simpar.searching.blocks import Composition
 from simpar.searching.choice import Pipeline
 from simpar.searching.critical import Paths, critical_paths
-from simpar.searching.in_flight import Backwards, InFlight, backwards, in_flight, turns
+from simpar.searching.in_flight import Backwards, InFlight, backwards, in_flight
 from simpar.searching.memo import kept
 from simpar.searching.shapes import paired_passes, shape_of, style_of
 from simpar.searching.slow_ranks import Slow
@@ -31,9 +31,6 @@ class Pipelines:
         self._compositions: dict[object, Composition] = {}
         self._in_flight: dict[object, InFlight] = {}
         self._schedules: dict[object, Schedule] = {}
-        self._turns: dict[object, tuple[int, int]] = {}
-        self._backwards: dict[object, Backwards] = {}
-        self._passes: dict[object, FloatArray] = {}
         self._paths: dict[object, Paths] = {}
         self._stages: dict[object, Stages] = {}
 
@@ -68,27 +65,15 @@ class Pipelines:
             self._schedules[key] = schedule_of(self.pricing.template.model_copy(update={"plan": plan}), m)
         return self._schedules[key]
 
-    def turns(self, pipeline: Pipeline, pp: int, m: int) -> tuple[int, int]:
-        """The rank of the last stage, and how many of its micro-batches turn round at once: backward right after forward."""
-        key = (pipeline.schedule, pipeline.virtual_stages, pp, m)
-        if key not in self._turns:
-            self._turns[key] = turns(self.schedule(pipeline, pp, m))
-        return self._turns[key]
-
+    @kept
     def backwards(self, pipeline: Pipeline, pp: int, m: int) -> Backwards:
         """What must run before and after the first backwards of each rank."""
-        key = (pipeline.schedule, pipeline.virtual_stages, pp, m)
-        if key not in self._backwards:
-            self._backwards[key] = backwards(self.schedule(pipeline, pp, m))
-        return self._backwards[key]
+        return backwards(self.schedule(pipeline, pp, m))
 
+    @kept
     def passes(self, pipeline: Pipeline, pp: int, m: int) -> FloatArray:
         """What ranks run where some of their passes are pairs, see `paired_passes`; nothing elsewhere."""
-        key = (pipeline.schedule, pipeline.virtual_stages, pp, m)
-        if key not in self._passes:
-            paired = style_of(pipeline) == "pairs"
-            self._passes[key] = paired_passes(self.schedule(pipeline, pp, m)) if paired else np.zeros(0)
-        return self._passes[key]
+        return paired_passes(self.schedule(pipeline, pp, m)) if style_of(pipeline) == "pairs" else np.zeros(0)
 
     def paths(self, pipeline: Pipeline, pp: int, m: int, slow: Slow) -> Paths:
         """Chains of passes, see `critical`."""

@@ -34,6 +34,7 @@ from simpar.searching.blocks import (
     Kinds,
     W,
     block_kinds,
+    column_of,
     encoder_kinds,
     has_experts,
     no_longer,
@@ -74,7 +75,6 @@ class Pricing:
         self._pairs: dict[object, Pairs] = {}
         self._held: dict[object, dict[str, FloatArray]] = {}
         self._kept: dict[object, FloatArray] = {}
-        self._held_tables: dict[bytes, BlockTable] = {}
         self._again: dict[tuple[str, bool], dict[str, Recompute]] = {}
         self._weights: dict[object, BlockTable] = {}
         self._by_state: dict[str, tuple[State, ...]] = {}
@@ -144,11 +144,11 @@ class Pricing:
                 name = (same, *where, recompute if recomputes else "none", phases)
                 if name not in self._columns:
                     found = [
-                        Column.of(p.layout, p, p.layout.split(block, own[kind][1]), phases, sharded=self.shards)
+                        column_of(p.layout, p, p.layout.split(block, own[kind][1]), phases, sharded=self.shards)
                         for p, own in zip(pricers, split, strict=True)
                     ]
-                    less = found[0].dense if kind == self.kinds.mtp_head else layout.tied_extra if kind == shared else 0.0
-                    self._columns[name] = no_longer([replace(c, dense=c.dense - less) if less else c for c in found], -len(orders))
+                    less = found[0]["dense"] if kind == self.kinds.mtp_head else layout.tied_extra if kind == shared else 0.0
+                    self._columns[name] = no_longer([c | {"dense": c["dense"] - less} if less else c for c in found], -len(orders))
                 columns[kind] = self._columns[name]
             self._tables[key] = BlockTable.of(columns, layout.calibration.pass_s)
         return self._tables[key]
@@ -204,15 +204,6 @@ class Pricing:
         found = {kind: (block, layout.options if again else lasting, again) for kind, block, again in kinds}
         encoders = encoder_kinds(layout.network, self.kinds).items()
         return found | {kind: (e.layer, layout.encoder_options(e), True) for kind, e in encoders}
-
-    def held_table(self, group: Group, batch: int, variant: Variant, recompute: str) -> BlockTable:
-        """A table of nothing but what blocks keep, see `held`."""
-        recompute = "full" if recompute.startswith("full") else recompute
-        kept = self.held(group, batch, variant, recompute)
-        name = kept.tobytes()
-        if name not in self._held_tables:
-            self._held_tables[name] = replace(BlockTable.of([None] * len(kept), 0.0), kept=kept)
-        return self._held_tables[name]
 
     def _column_name(self, group: Group, batch: int, variant: Variant, *, experts: bool) -> tuple[object, ...]:
         """What the numbers of a block depend on: all of it, or all but expert parallelism where it has no experts."""

@@ -43,16 +43,12 @@ class RunnerUp:
 def runner_up(found: Found, best: Result, winner: Choice, simulated: Callable[[Choice], Result]) -> RunnerUp | None:
     """The best that was found beside the winner's design.
 
-    The search itself proves it: either the best layouts are of several designs, and the best beside the winner's is one of them,
-    or it went on until nothing of another design could beat `found.other`.
-
     Args:
         found: the search of the winner's cluster size.
         best, winner: the winner.
         simulated: the result of a layout.
     """
-    rivals = [*found.best, *([found.other] if found.other is not None else [])]
-    rest = [s for s in rivals if s.choice.mesh_key != winner.mesh_key]
+    rest = [s for s in found.best if s.choice.mesh_key != winner.mesh_key]
     if not rest:
         return None
     choice = min(rest, key=lambda s: s.key).choice

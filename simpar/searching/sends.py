@@ -36,13 +36,10 @@ class Sends:
         return self._send(group, batch, variant)[0]
 
     @kept
-    def loss(self, group: Group, batch: int, variant: Variant, style: str, *, least: bool = False) -> tuple[float, float]:
+    def loss(self, group: Group, batch: int, variant: Variant, style: str) -> tuple[float, float]:
         """(Share of a send's time in which compute beside it makes no progress, its time over the shortest pass of a layer).
 
         No loss is sure where the latter is above 1.
-
-        Args:
-            least: that of any kernels, for which none need to be looked at.
         """
         seconds, held = self._send(group, batch, variant)
         if not all(held) or style == "pairs":
@@ -50,15 +47,13 @@ class Sends:
         table, kinds = self.pricing.table(group, batch, variant, "none"), self.pricing.kinds
         passes = (F, B) if style == "full" else (F, I, W)
         density = seconds / table.seconds[list(passes)][:, [kind + kinds.layers for kind in set(kinds.layer)]].min()
-        slows = min(self._slowed(group, batch, variant, sms, least=least) for sms in held)
+        slows = min(self._slowed(group, batch, variant, sms) for sms in held)
         return (slows / (1.0 + slows), float(density)) if density <= 1.0 else (0.0, 1.0)
 
-    def _slowed(self, group: Group, batch: int, variant: Variant, held: int, *, least: bool) -> float:
+    def _slowed(self, group: Group, batch: int, variant: Variant, held: int) -> float:
         """How much longer compute takes at least beside a send that holds so many SMs, whatever is recomputed."""
         gpu = self.pricing.template.hardware.gpu
         of_any = slowed((), gpu.sm_count.value, held, gpu.architecture)
-        if least:
-            return of_any
         # Recomputation adds no more than the forward, at most half of all, of kernels that are slowed at least.
         return (2.0 * self.pricing.slowed(group, batch, variant, held) + of_any) / 3.0
 

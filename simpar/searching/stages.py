@@ -115,6 +115,27 @@ class Stages:
         return StageBytes(*(np.stack(column, axis=1) for column in zip(*columns, strict=True)))
 
 
+@dataclass(frozen=True)
+class Recomputations:
+    """What the stages of a cut may recompute.
+
+    Attributes:
+        texts: of each recomputation.
+        names: block tables that they need; table: int array [R], which of them each needs.
+        stages: the cut under all of them.
+    """
+
+    texts: tuple[str, ...]
+    names: tuple[str, ...]
+    table: IntArray
+    stages: Stages
+
+    def take(self, rows: IntArray) -> Recomputations:
+        """Some of them, with all block tables."""
+        texts = tuple(self.texts[row] for row in rows.tolist())
+        return Recomputations(texts, self.names, self.table[rows], self.stages.take(rows))
+
+
 def _class_bytes(
     order: IntArray, last: bool, tables: Sequence[BlockTable], table: IntArray, gathered: Gathered | None, sent: float, *,
     sharded: bool,
@@ -241,4 +262,4 @@ def stage_pairs(
     return found
 
 
-__all__ = ["Pairs", "StageBytes", "Stages", "stage_pairs"]
+__all__ = ["Pairs", "Recomputations", "StageBytes", "Stages", "stage_pairs"]

@@ -9,7 +9,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.parallel.layout import Layout
 from simpar.program.program import FloatArray, IntArray
 from simpar.program.waits import one_queue, reductions_block
 from simpar.result.gathers import buffers_at_rest, whole_embedding_gradient
@@ -18,7 +17,6 @@ from simpar.searching.choice import Group, Pipeline, State, Variant
 from simpar.searching.pricing import Pricing
 from simpar.searching.shapes import Shape, shape_of
 from simpar.searching.state_prices import StatePricer
-from simpar.specs.framework import FrameworkSpec
 
 BoolArray = NDArray[np.bool_]
 
@@ -127,45 +125,6 @@ class Cut:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Hidden:
-    """Whether gradients are reduced beside the backward, parameters gathered beside the forward."""
-
-    reduce: bool
-    gather: bool
-
-    @classmethod
-    def of(cls, spec: FrameworkSpec, state: State) -> Hidden:
-        """Of a sharding; the rule of `Layout`."""
-        gather = state.overlap_param_gather
-        return cls(
-            spec.data.reduces_beside_backward(state.zero_stage, state.overlap_grad_reduce),
-            spec.data.overlap_param_gather if gather is None else gather,
-        )
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """When a sharding communicates; the rules of `program.lower`."""
-
-    data: bool
-    always: bool
-    reduce_always: bool
-    at_start: bool
-    after: bool
-
-    @classmethod
-    def of(cls, layout: Layout, group: Group, state: State, gather: bool) -> Traffic:
-        """Of a layout; `gather`: parameters are gathered beside the forward."""
-        zero = state.zero_stage
-        data = (layout.data_ranks > 1 or state.offload_parameters) and layout.training.optimizer != "none"
-        always = data and zero == 3 and group.pp == 1
-        start = data and not always and (zero == 3 or (zero >= 1 and gather))
-        after = data and zero in (1, 2) and not gather
-        by_block = data and (always or (zero == 2 and group.pp == 1))
-        return cls(data, always, by_block and not (always and layout.may_defer_reduction), start, after)
-
-
 class Shardings:
     """Shardings of one mesh and precision, for any cut of the layers.
 
@@ -176,16 +135,20 @@ class Shardings:
     def __init__(self, pricing: Pricing, group: Group, variant: Variant, states: Sequence[State]) -> None:
         self.pricing, self.group, self.variant, self.states = pricing, group, variant, states
         self.trains = pricing.template.training.optimizer != "none"
-        hidden = [Hidden.of(pricing.framework, state) for state in self.states]
-        layout = pricing.state_layout(group, variant, self.states[0]).layout
-        traffic = [Traffic.of(layout, group, s, h.gather) for s, h in zip(self.states, hidden, strict=True)]
-        self.data = np.array([t.data for t in traffic])
-        self.at_start, self.after = np.array([t.at_start for t in traffic]), np.array([t.after for t in traffic])
-        self.always, self.reduces_always = np.array([t.always for t in traffic]), np.array([t.reduce_always for t in traffic])
+        self.layouts = [pricing.state_layout(group, variant, state).layout for state in self.states]
+        zero, alone = np.array([s.zero_stage for s in self.states]), group.pp == 1
+        # When each communicates: the rules of `program.pipelines`.
+        self.data = np.array([each.shares_state for each in self.layouts]) & self.trains
+        self.always = self.data & (zero == 3) & alone
+        defers = np.array([each.may_defer_reduction for each in self.layouts])
+        self.reduces_always = (self.always & ~defers) | (self.data & (zero == 2) & alone)
+        gathers = np.array([each.overlap_param_gather for each in self.layouts])
+        self.at_start = self.data & ~self.always & ((zero == 3) | ((zero >= 1) & gathers))
+        self.after = self.data & ((zero == 1) | (zero == 2)) & ~gathers
         # A bound: some blocks may keep their weights.
         self.frees = np.array([s.reshard_after_forward and not pricing.framework.data.fsdp_reuse_weights for s in self.states])
         # Fully sharded gradients go block by block even where the last micro-batch alone reduces them.
-        self.hidden = np.array([h.reduce for h in hidden]) | self.always
+        self.hidden = np.array([each.overlap_grad_reduce for each in self.layouts]) | self.always
         # What of a sharding is hidden does not matter to its prices.
         names = [(s.zero_stage, s.shard_size, s.offload_parameters) for s in self.states]
         self.priced_as = np.array([names.index(name) for name in names], dtype=np.int64)
@@ -318,38 +281,33 @@ class Shardings:
         """Bytes per weight of what rests gathered or in DDP's buckets, of a whole embedding's gradient; 1 where tensors stand
         for gradients."""
         gathered, whole = self._ddp_buckets.copy(), np.zeros(len(self.states))
-        for index, state in enumerate(self.states):
+        for index, (state, layout) in enumerate(zip(self.states, self.layouts, strict=True)):
             if self.pricing.stays_gathered(self.group, state):
-                bytes_ = self.pricing.per_weight(self.group, self.variant, state)
-                gathered[index] = bytes_.gather + bytes_.reduce
-                whole[index] = whole_embedding_gradient(self.pricing.state_layout(self.group, self.variant, state).layout)
+                gathered[index] = layout.state_bytes.gather + layout.state_bytes.reduce
+                whole[index] = whole_embedding_gradient(layout)
         return gathered, whole, np.array([float(state.zero_stage < 3) for state in self.states])
 
     @cached_property
     def _ddp_buckets(self) -> FloatArray:
         """Bytes per trained weight of DistributedDataParallel's buckets."""
-        return np.array([self.pricing.per_weight(self.group, self.variant, s).bucket for s in self.states])
+        return np.array([layout.state_bytes.bucket for layout in self.layouts])
 
     @cached_property
     def _gradient_buffers(self) -> FloatArray:
         """Bytes of buffers for gradients that are there throughout."""
-        return np.array([buffers_at_rest(self.pricing.state_layout(self.group, self.variant, s).layout) for s in self.states])
+        return np.array([buffers_at_rest(layout) for layout in self.layouts])
 
     @cached_property
     def _deferred(self) -> FloatArray:
         """Bytes per weight of whole gradients that wait for the last of several micro-batches."""
-        found = np.zeros(len(self.states))
-        for index, state in enumerate(self.states):
-            if self.always[index] and self.pricing.state_layout(self.group, self.variant, state).layout.may_defer_reduction:
-                found[index] = self.pricing.per_weight(self.group, self.variant, state).reduce
-        return found
+        deferred = self.always & ~self.reduces_always
+        return np.where(deferred, [layout.state_bytes.reduce for layout in self.layouts], 0.0)
 
     def _frozen(self, cut: Cut) -> FloatArray:
         """Bytes of frozen encoders [D, ranks] where all else is trained."""
         held = cut.held @ (cut.composition.counts @ cut.table.frozen_dense)
         shares = []
-        for state in self.states:
-            layout = self.pricing.state_layout(self.group, self.variant, state).layout
+        for state, layout in zip(self.states, self.layouts, strict=True):
             shares.append(0.0 if state.offload_parameters else 1.0 / (layout.shard_ranks if state.zero_stage == 3 else 1))
         return np.asarray(held[None, :] * np.array(shares)[:, None])
 
@@ -365,8 +323,7 @@ class Shardings:
         every, beside = cut.held @ (counts @ cut.table.lora), cut.held @ (counts @ cut.table.lora_expert)
         dense, expert = cut.held @ (counts @ cut.table.frozen_dense), cut.held @ (counts @ cut.table.frozen_expert)
         resting, optimizer = (np.zeros((len(self.states), len(cut.weights))) for _ in range(2))
-        for index, state in enumerate(self.states):
-            layout = self.pricing.state_layout(self.group, self.variant, state).layout
+        for index, (state, layout) in enumerate(zip(self.states, self.layouts, strict=True)):
             split = (layout.shard_ranks, layout.expert_shard_ranks) if state.zero_stage == 3 else (1, 1)
             frozen = 0.0 if state.offload_parameters else dense / split[0] + expert / split[1]
             states = (every - beside)[:, None] * per[index, 0] + beside[:, None] * per[index, 1]
@@ -376,4 +333,4 @@ class Shardings:
         return StateBytes(resting, optimizer)
 
 
-__all__ = ["Cut", "Shardings", "StateBound", "StateBytes", "Traffic"]
+__all__ = ["Cut", "Shardings", "StateBound", "StateBytes"]

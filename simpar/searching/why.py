@@ -112,7 +112,7 @@ def why(space: Space, wish: Wish, asked: str, winner: Choice | None, listener: L
     if none := unused(corner, given):
         return Why(asked, 0, Account(), broken=tuple(str(v) for v in none))
     simple = tuple(c for c in wish.constraints if c.metric in SIMPLE)
-    found = find(corner, replace(wish, keep=1, front=(), next_design=False, constraints=simple), listener=listener)
+    found = find(corner, replace(wish, keep=1, front=(), constraints=simple), listener=listener)
     if found.best:
         against = _against(asked, corner, found.account, found.best[0], winner)
         missed = _missed(corner, wish, found.best[0]) if simple != wish.constraints else ()
@@ -124,7 +124,7 @@ def why(space: Space, wish: Wish, asked: str, winner: Choice | None, listener: L
 
 def why_nothing(space: Space, wish: Wish, account: Account, winner: Choice | None = None) -> Why:
     """Why no layout of a searched space will do: memory, or the limits that the fastest that fits misses."""
-    free = find(space, Wish(keep=1, next_design=False))
+    free = find(space, Wish(keep=1))
     if not free.best:
         return Why("", space.size, account, shortage=shortage(space))
     found, missed = _against("", space, account, free.best[0], winner), _missed(space, wish, free.best[0])
@@ -189,7 +189,7 @@ def shortage(corner: Space) -> Shortage | None:
         "offload_optimizer": (max(o.optimizer for o in corner.offloads),),
     }
     roomy = Space(template.model_copy(update={"cluster": cluster}), {**corner.restrictions, **most}, corner.framework)
-    found = find(roomy, Wish("memory_headroom", keep=1, next_design=False))
+    found = find(roomy, Wish("memory_headroom", keep=1))
     if not found.best:
         return None
     choice = found.best[0].choice
