@@ -12,6 +12,7 @@ from simpar.errors import InputError
 from simpar.evidence.row_framework import framework_of
 from simpar.parallel.keys import Gather, Reduce
 from simpar.parallel.traffic import state_collectives, stays_gathered
+from simpar.program.program import OpKind
 from simpar.result.gathers import fsdp_buffers
 from simpar.specs.scenario import make_scenario
 from simpar.step import prepare, simulate
@@ -54,14 +55,46 @@ def _buffers(stage: int, version: str = RECENT, **plan: Any) -> float:
 def test_gradients_are_copied_into_buffers_of_a_bucket() -> None:
     """stage_1_and_2.py setup_buckets: reduce_bucket_size elements as wide as the weights, two with overlap_comm; stage3.py: one."""
     each = 2.0 * 5e8
-    one = {"overlap_grad_reduce": False}
-    assert [_buffers(stage) for stage in (0, 1, 2, 3)] == [0.0, 2 * each, 2 * each, each]
-    assert [_buffers(stage, **one) for stage in (1, 2, 3)] == [each, each, each]
-    assert [_buffers(stage, "2023-10", **one) for stage in (1, 2, 3)] == [0.0, each, each]  # stage 1 since PR 4887
+    two = {"overlap_grad_reduce": True}
+    assert [_buffers(stage) for stage in (0, 1, 2, 3)] == [0.0, each, each, each]
+    assert [_buffers(stage, **two) for stage in (1, 2, 3)] == [2 * each, 2 * each, each]
+    assert [_buffers(stage, "2023-10") for stage in (1, 2, 3)] == [0.0, each, each]  # stage 1 since PR 4887
     assert _buffers(1, pp=2) == 0.0  # bf16_optimizer.py has none
-    assert [_buffers(stage, reduce_bucket_size=10**6) for stage in (2, 3)] == [4e6, 2e6]
+    assert [_buffers(stage, reduce_bucket_size=10**6, **two) for stage in (2, 3)] == [4e6, 2e6]
     with pytest.raises(InputError, match=r"plan\.reduce_bucket_size"):
         small("torchtitan", 4, RECENT, {"zero_stage": 3, "reduce_bucket_size": 10**6}, global_batch_size=4)
+
+
+def _reductions(stage: int, micro_batches: int = 1, **plan: Any) -> tuple[Any, Any]:
+    """The step of a model of four blocks (embedding, 2 layers, head) whose layers have a third as many weights as its ends."""
+    layout = {"zero_stage": stage, "recompute": "none", **plan}
+    result = simulate(small("deepspeed", 4, RECENT, layout, global_batch_size=4 * micro_batches), detail="stage")
+    program = result.program
+    return result, [i for i in range(len(program.kind)) if program.kind[i] == OpKind.REDUCE_GRADIENTS]
+
+
+def test_gradients_wait_until_a_bucket_is_full() -> None:
+    """One of 5e8 weights is never full here; of 4e7 the head and a layer fill one (33.6 + 16.8 million), of 1 each block."""
+    plans: tuple[dict[str, int], ...] = ({}, {"reduce_bucket_size": 4 * 10**7}, {"reduce_bucket_size": 1})
+    for stage in (2, 3):
+        assert [len(_reductions(stage, **plan)[1]) for plan in plans] == [1, 2, 4]
+        assert len(_reductions(stage, 3)[1]) == 3  # with every backward
+    layout = {"zero_stage": 2, "recompute": "none"}
+    fsdp = simulate(small("torchtune", 4, RECENT, layout, global_batch_size=4), detail="stage").program
+    assert sum(kind == OpKind.REDUCE_GRADIENTS for kind in fsdp.kind) == 4  # a unit after the other
+
+
+def test_below_stage_3_nothing_is_computed_beside_a_reduction() -> None:
+    """overlap_comm is off unless asked for (zero/config.py overlap_comm_valid)."""
+    size = {"reduce_bucket_size": 1}
+    alone, beside = (_reductions(2, overlap_grad_reduce=each, **size) for each in (False, True))
+    for (result, found), holds in ((alone, True), (beside, False), (_reductions(2, **size), True), (_reductions(3, **size), False)):
+        ptr, streams = result.program.op_streams
+        kinds = [{result.program.streams[s].kind for s in streams[ptr[i] : ptr[i + 1]]} for i in found]
+        assert all(("compute" in names) is holds for names in kinds)
+    assert alone[0].step_time_s > beside[0].step_time_s
+    result, found = alone
+    assert dict(result.waterfall())["data parallel, exposed"] >= sum((result.timeline.finish - result.timeline.start)[found])
 
 
 @pytest.mark.parametrize("version", [RECENT, "2025-12"])

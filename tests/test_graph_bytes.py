@@ -87,7 +87,7 @@ def test_traffic_of_experts() -> None:
 
 def test_traffic_of_gates_that_megatron_does_not_fuse() -> None:
     """Silu (4 bytes), the sum with an offset (4), the product (6); an expert's is weighed, in fp32 (6) with a cast back (6)."""
-    plan = KernelPlan(Kernels(gate_chains=True))
+    plan = KernelPlan(Kernels(gate_chains="offset"))
     assert moved(layer_of(), plan)["mlp/activation"] == (14 * FFN, 26 * FFN, 3)
     found = moved(layer_of("deepseek-v3"), plan)
     assert found["moe/activation"] == (26 * 8 * 2048, 56 * 8 * 2048, 5)
@@ -97,12 +97,20 @@ def test_traffic_of_gates_that_megatron_does_not_fuse() -> None:
     assert moved(layer_of("gpt3-175b"), plan) == moved(layer_of("gpt3-175b"), PLAN)  # no gate
 
 
+def test_traffic_of_gates_before_there_was_an_offset() -> None:
+    """Silu (4 bytes) and the product (6); two products (12), silu (6) and the halves joined (8). Silu's output is kept."""
+    plan = KernelPlan(Kernels(gate_chains="halves"))
+    assert moved(layer_of(), plan)["mlp/activation"] == (10 * FFN, 26 * FFN, 2)
+    kept, fused = (dict(split_block(layer_of(), SplitOptions(Degrees(), each)).saved) for each in (plan, PLAN))
+    assert set(kept) - set(fused) == {"mlp/activation_gate"}
+
+
 @pytest.mark.parametrize(("name", "prefix", "halves"), [("llama3.1-8b", "mlp", 2), ("qwen3-30b-a3b", "moe", 3)])
 def test_what_gates_that_megatron_does_not_fuse_keep(name: str, prefix: str, halves: int) -> None:
     """Beside the input the non-linearity, the other half and what is weighed; recomputation of the activation drops them all."""
 
     def saved(*modules: str) -> list[dict[str, float]]:
-        plans, again = (PLAN, KernelPlan(Kernels(gate_chains=True))), Recompute(modules=frozenset(modules))
+        plans, again = (PLAN, KernelPlan(Kernels(gate_chains="offset"))), Recompute(modules=frozenset(modules))
         options = (SplitOptions(Degrees(), plan, recompute=again, moe=preset(name).moe) for plan in plans)
         return [dict(split_block(layer_of(name), each).saved) for each in options]
 

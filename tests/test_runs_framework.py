@@ -47,9 +47,10 @@ def test_every_row_has_a_source_known_fields_and_its_place_in_time(name: str) ->
 
 @pytest.mark.parametrize(
     ("name", "fuses"),
-    [("megatron-bridge", (True, False)), ("megatron-bridge-tuning", (False, False)), ("megatron-bridge-defaults", (False, True))],
-)
-def test_what_recipes_of_megatron_bridge_leave_unfused(name: str, fuses: tuple[bool, bool]) -> None:
+    [("megatron-bridge", (True, "")), ("megatron-bridge-tuning", (False, "")), ("megatron-bridge-defaults", (False, "offset")),
+     ("megatron-deepspeed", (False, "halves"))],
+)  # fmt: skip
+def test_what_megatrons_children_leave_unfused(name: str, fuses: tuple[bool, str]) -> None:
     """Rotary embedding in one kernel; gates in elementary operations. Norms stay fused."""
     kernels_of = framework(name, "2026-01").kernels
     assert (kernels_of.fused_rope, kernels_of.gate_chains) == fuses

@@ -266,7 +266,7 @@ def _activation(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
         sent = (n for n in layer.nodes if isinstance(n, Permute) and not n.back)
         weighed = any(layer.tensor[n.outputs[0]].axes[0] == wide[0] for n in sent)
         weight = plan.row_probability_bytes if weighed else 0.0
-        forward, backward, launches, kept = GATE_CHAINS[weight]
+        forward, backward, launches, kept = GATE_CHAINS[weight] if plan.library.gate_chains == "offset" else GATE_HALVES
         keeps += [Kept(f"{node.name}_{name}", narrow, HALF) for name in kept]
         return Kernel(node, "stream", ((narrow, forward),), ((narrow, backward),), launches, tuple(keeps))
     if plan.library.fused_activation:
@@ -289,6 +289,8 @@ non-linearity (4 bytes), the other half plus glu_linear_offset (4) and their pro
 non-linearity (6) and the halves' gradients joined (8). What an expert's makes is weighed (4); backward the gradients of what was
 weighed (4) and of the weight, a product summed over the width (8). In fp32 6 and a cast back (6); backward a cast (6), 8 with one
 more (6) and 10."""
+GATE_HALVES: Final = (10.0, 26.0, 2, ("gate",))
+"""The same before there was an offset: the non-linearity (4) and the product (6); backward as above."""
 GELU_CHAINS: Final[dict[str, tuple[float, float, int, tuple[float, ...]]]] = {
     "gelu_new": (36.0, 56.0, 8, (HALF,) * 4), "gelu_fast": (42.0, 72.0, 9, (HALF,) * 7), "quick_gelu": (14.0, 28.0, 3, (HALF,) * 2),
     "gelu_new_fp32": (76.0, 118.0, 10, (4.0, 4.0, 4.0, HALF)),

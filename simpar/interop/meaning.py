@@ -115,7 +115,7 @@ def plan_meaning(scenario: Scenario) -> dict[str, Any]:
         "defer_reduction": _defers(scenario, spec) if shards > 1 else None,
         "placement": tuple(n for n in plan.placement.split("-") if degrees[n] > 1),
         "recompute": recompute_of(scenario),
-        "overlap_grad_reduce": _chosen(plan.overlap_grad_reduce, spec.data.overlap_grad_reduce) if shards > 1 else None,
+        "overlap_grad_reduce": spec.data.reduces_beside_backward(plan.zero_stage, plan.overlap_grad_reduce) if shards > 1 else None,
         "overlap_param_gather": (
             _chosen(plan.overlap_param_gather, spec.data.overlap_param_gather) if plan.zero_stage in (1, 2) and shards > 1 else None
         ),

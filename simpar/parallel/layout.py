@@ -353,6 +353,11 @@ class Layout(Job):
         """Ranks that hold the same dense weights."""
         return self.mesh.dp * self.mesh.cp
 
+    @property
+    def fills_buckets(self) -> bool:
+        """Whether gradients are copied into a buffer and reduced once that is full (DeepSpeed)."""
+        return self.plan.zero_stage in self.framework.data.gradient_buffers
+
     def buckets(self, stage: int, *, bucketed: bool) -> tuple[tuple[int, int], ...]:
         """Blocks of a stage as gradient buckets [first, last), last block first (the order of the backward)."""
         blocks = self.stage_blocks[stage]

@@ -292,9 +292,11 @@ class _Lowering(Pipelines):
         key = ("reduce", stage, first, microbatch)
         if key in self.builder:
             return
+        streams = self.all_streams(rank, "dp")
+        if self.reduces_alone:
+            streams += self.all_streams(rank, "compute")
         self.builder.add(
-            key, kind=OpKind.REDUCE_GRADIENTS, role=self.role(rank), streams=self.all_streams(rank, "dp"),
-            deps=tuple(self.everywhere(after)),
+            key, kind=OpKind.REDUCE_GRADIENTS, role=self.role(rank), streams=streams, deps=tuple(self.everywhere(after)),
             price=Reduce(self.model_stage(stage), first, last), place=Place(stage, layer=first),
         )  # fmt: skip
         self.reductions.append(key)

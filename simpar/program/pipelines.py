@@ -28,6 +28,8 @@ class Pipelines:
         by_block = self.data_parallel and (self.gather_always or (self.zero == 2 and schedule.num_ranks == 1))
         self.reduce_always = by_block and not layout.defers_reduction
         self.reduces_beside = by_block or layout.overlap_grad_reduce
+        # Nothing is computed meanwhile: what is reduced with every backward is on its stream.
+        self.reduces_alone = self.reduce_always and not self.gather_always and not layout.overlap_grad_reduce
         self.offloads = layout.plan.offload.activations > 0
         self.offloads_in_turn = self.offloads and layout.framework.data.offload_blocks_compute
         self.last_backward: dict[int, Action] = {}
@@ -83,9 +85,9 @@ class Pipelines:
 
     def _find_buckets(self, stage: int) -> tuple[Segment, ...]:
         layout = self.layout
-        if self.gather_always or self.reduce_always:
+        if (self.gather_always or self.reduce_always) and not layout.fills_buckets:
             return tuple((i, i + 1) for i in range(self.blocks(stage) - 1, -1, -1))
-        bucketed = layout.overlap_grad_reduce
+        bucketed = layout.overlap_grad_reduce or self.gather_always or self.reduce_always
         if layout.framework.data.buckets_on_first_pipeline_rank_only and stage != 0:
             bucketed = False
         return layout.buckets(self.model_stage(stage), bucketed=bucketed)

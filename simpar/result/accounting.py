@@ -271,7 +271,9 @@ def account(program: Program, timeline: Timeline, *, waits: bool = True) -> Acco
         computed = is_compute[ops]
         busy[stream.role] += float(lengths[computed].sum())
         passes[stream.role] += float(lengths[is_pass[ops]].sum())
-        sinks.add("pp", stream.role, float(lengths[~computed].sum()))
+        reduced = program.kind[ops] == int(OpKind.REDUCE_GRADIENTS)
+        sinks.add("dp", stream.role, float(lengths[reduced].sum()))
+        sinks.add("pp", stream.role, float(lengths[~computed & ~reduced].sum()))
         _waits_before(sinks, program, timeline, index)
     every = _spans(program, timeline, np.ones(program.num_ops, dtype=bool))
     return Ledger(busy, sinks.waits, sinks.phase_bubble, passes, own, (first, last), every, timeline.makespan, waits).settled()
@@ -303,9 +305,10 @@ def communication_seconds(program: Program, timeline: Timeline) -> dict[str, flo
     is_compute = np.isin(program.kind, [int(k) for k in COMPUTE_KINDS])
     for index, stream in enumerate(program.streams):
         ops = program.ops_at(index)
-        name = dimension_of(stream.kind)
-        name = "pp" if name == "compute" else name
-        if seconds := float(lengths[ops[~is_compute[ops]]].sum()):
+        ops, name = ops[~is_compute[ops]], dimension_of(stream.kind)
+        if name == "compute":  # what else holds it has a stream of its own
+            ops, name = ops[np.isin(program.kind[ops], _SENDS)], "pp"
+        if seconds := float(lengths[ops].sum()):
             found[name] = found.get(name, 0.0) + seconds
     return {name: seconds / _roles(program) for name, seconds in found.items()}
 

@@ -62,10 +62,10 @@ def whole_embedding_gradient(layout: Layout) -> float:
 
 def bucket_elements(layout: Layout) -> float:
     """Gradients that are put into a buffer before they are reduced; 0 = there is none."""
-    data, plan = layout.framework.data, layout.plan
-    if plan.zero_stage not in data.gradient_buffers or plan.pp > 1 or layout.training.optimizer == "none":
+    plan = layout.plan
+    if not layout.fills_buckets or plan.pp > 1 or layout.training.optimizer == "none":
         return 0.0
-    return plan.reduce_bucket_size or data.bucket_elements_min
+    return plan.reduce_bucket_size or layout.framework.data.bucket_elements_min
 
 
 def gradient_buffers(layout: Layout) -> float:

@@ -344,7 +344,7 @@ class Space:
         for zero in stages:
             reshard = self.values("reshard_after_forward", flags) if zero == 3 and not kept_gathered else [True]
             always = (zero == 3 and not kept_gathered) or (zero == 2 and group.pp == 1)
-            reduce = [True] if always else self.values("overlap_grad_reduce", flags)
+            reduce = [True] if always and zero == 3 else self.values("overlap_grad_reduce", flags[:1] if always else flags)
             gather = self.values("overlap_param_gather", flags) if zero in (1, 2) else [True]
             away = self._parameters_on_host(0 if kept_gathered else zero)
             for shard, again, r, g, host in product(self._shards(group, zero), reshard, reduce, gather, away):

@@ -137,9 +137,9 @@ class Hidden:
     @classmethod
     def of(cls, spec: FrameworkSpec, state: State) -> Hidden:
         """Of a sharding; the rule of `Layout`."""
-        reduce, gather = state.overlap_grad_reduce, state.overlap_param_gather
+        gather = state.overlap_param_gather
         return cls(
-            spec.data.overlap_grad_reduce if reduce is None else reduce,
+            spec.data.reduces_beside_backward(state.zero_stage, state.overlap_grad_reduce),
             spec.data.overlap_param_gather if gather is None else gather,
         )
 
@@ -247,8 +247,13 @@ class Shardings:
     def _every_time(self, cut: Cut, pricers: Sequence[StatePricer], which: IntArray, columns: IntArray) -> FloatArray:
         """Seconds of the data-parallel stream for each micro-batch, [D, ranks]."""
         blocks = cut.held @ cut.composition.counts
-        found = np.where(self.reduces_always[columns][:, None], np.array([p.reduce for p in pricers])[which] @ blocks.T, 0.0)
         always = self.always[columns]
+        reduce = np.array([p.reduce for p in pricers])[which] @ blocks.T
+        filled = np.array([p.layout.fills_buckets for p in pricers])[which]
+        if filled.any():  # one bucket is the least that they cost
+            whole = np.array([p.each("reduce", cut.dense, cut.expert) for p in pricers])[which][:, cut.which]
+            reduce = np.where(filled[:, None], np.minimum(whole @ cut.held.T, reduce), reduce)
+        found = np.where(self.reduces_always[columns][:, None], reduce, 0.0)
         if always.any():
             gather = np.array([p.gather for p in pricers])[which]
             once = gather @ blocks.T
@@ -265,7 +270,8 @@ class Shardings:
         """
         layout, always = pricers[0].layout, self.always[columns]
         gathers = np.array([p.gather for p in pricers])[which] * (always & one_queue(layout))[:, None]
-        waits = always & self.reduces_always[columns] & reductions_block(layout)
+        filled = np.array([p.layout.fills_buckets for p in pricers])[which]
+        waits = always & self.reduces_always[columns] & reductions_block(layout) & ~filled
         reduces = np.array([p.reduce for p in pricers])[which] * waits[:, None]
         return np.asarray((gathers + reduces) @ cut.behind.T)
 

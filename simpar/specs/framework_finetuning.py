@@ -20,9 +20,11 @@ DEEPSPEED: Final = (
          "abilities": ("pure_bf16", "narrow_optimizers", "host_parameters", "fused_kernels", "quantised_base"),
          "zero_stage_default": 3, "states_follow_parameters": False,
          "bucket_bytes": 0.0, "bucket_elements_min": 5e8, "gradient_dtype": "fp16", "fsdp_reduce_dtype": "fp16",
+         "overlap_grad_reduce_from": 3,
          "attention": (("", "unfused"),), "optimizer_traffic_bytes": 40.0, "gradients_persist": True, "layer_cpu_s": 0.63e-3,
          "recompute_default": "full", "optimizer_tensor_cpu_s": 0.0, "fsdp_prefetch_groups": 0, "fsdp_rank_lists": True},
-        "DeepSpeed config defaults: buckets of 5e8 elements, overlap_comm only for stage 3; hook overhead "
+        "DeepSpeed config defaults: buckets of 5e8 elements, overlap_comm only for stage 3 (zero/config.py overlap_comm_valid), "
+        "without which average_tensor (stage_1_and_2.py) and stage 0's engine reduce on the stream of the backward; hook overhead "
         "assumed (1 ms a layer of a usual host); v0.4.0 partition_parameters.py: _allgather_param and _reduce_scatter_gradient "
         "take a weight each, a list of world_size parts that torch copies out of or into a flat buffer one by one, behind "
         "torch.cuda.synchronize(), so that nothing is fetched ahead (until PR 1188 and 1453); weights below "

@@ -37,7 +37,8 @@ class Kernels(Policy):
         fused_activation: gate and activation in one kernel saving only its input (Megatron bias-gelu / bias-swiglu fusion,
             TransformerEngine, a compiled graph); False: the activation's output and the product are saved as well (torch).
         activation_chains: GELUs that transformers writes out in elementary operations run so (graph/kernels.py, GELU_CHAINS).
-        gate_chains: gates run in Megatron-LM's elementary operations (graph/kernels.py, GATE_CHAINS), whatever else is fused.
+        gate_chains: gates run in Megatron-LM's elementary operations (graph/kernels.py), whatever else is fused: on two halves,
+            or with the offset of one besides (since 2025).
         activation_kernel: gates fused with their activation are hand-written (tuned) or compiled from torch code (framework).
         fused_operations: what recipes that take whole layers into graphs run through TransformerEngine's operation fuser, whose
             activations are hand-written: all, experts, or runs of a precision; never beside overlapped tensor parallelism.
@@ -112,7 +113,7 @@ class Kernels(Policy):
     normed_bytes: float = 2.0
     fused_activation: bool = True
     activation_chains: bool = False
-    gate_chains: bool = False
+    gate_chains: Literal["", "halves", "offset"] = ""
     activation_kernel: Literal["tuned", "framework"] = "tuned"
     fused_operations: tuple[str, ...] = ()
     fused_residual: bool = True
@@ -307,6 +308,7 @@ class DataParallel(Policy):
             ("always"). It reduces in buckets as wide as the weights, which rest beside the gradients from before the first step on
             (gradient_as_bucket_view is off by default).
         overlap_grad_reduce, overlap_param_gather: defaults of the launch scripts of that time.
+        overlap_grad_reduce_from: the least ZeRO stage that has overlap_grad_reduce for a default; stages below reduce alone.
         reduces_together: pipeline ranks launch the reductions that overlap at the same time, as those slow the compute beside them.
         sharded_grad_reduce: while weights are whole (ZeRO 1 and 2) gradients are reduce-scattered ("scatter"), beside the
             backward where that is asked for, or all-reduced whole, in the same way ("all_reduce_beside") or with ZeRO-1 once the
@@ -345,6 +347,7 @@ class DataParallel(Policy):
     buckets_on_first_pipeline_rank_only: bool = True
     ddp: Literal["", "several", "always"] = ""
     overlap_grad_reduce: bool = True
+    overlap_grad_reduce_from: int = 0
     overlap_param_gather: bool = True
     reduces_together: bool = False
     sharded_grad_reduce: Literal["scatter", "all_reduce", "all_reduce_beside"] = "scatter"
@@ -370,4 +373,5 @@ class DataParallel(Policy):
     def reduces_beside_backward(self, zero_stage: int, chosen: bool | None) -> bool:
         """Whether gradients are reduced beside the backward; `chosen`: what the plan says, none = the default."""
         late = zero_stage == 1 and self.sharded_grad_reduce == "all_reduce"
-        return not late and (self.overlap_grad_reduce if chosen is None else chosen)
+        usual = self.overlap_grad_reduce and zero_stage >= self.overlap_grad_reduce_from
+        return not late and (usual if chosen is None else chosen)

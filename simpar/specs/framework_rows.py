@@ -185,7 +185,7 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
     "megatron-bridge-defaults": (
         "megatron-bridge-tuning",
         (
-            Row((2025, 9), {"gate_chains": True},
+            Row((2025, 9), {"gate_chains": "offset"},
                 "they leave bias_activation_fusion off as well, but of DeepSeek, GLM, gpt-oss, Kimi, Llama and towers (models/"
                 "deepseek, glm, gpt_oss, kimi, llama, qwen_vl); performance recipes of Qwen3 switch it on (scripts/performance/"
                 "configs/qwen)"),
@@ -211,6 +211,10 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
             Row((2023, 3), {"gradients_like_weights": True},
                 "DeepSpeed engine.py get_data_types: ZeRO accumulates in the dtype of what it trains unless a run says (PR 2847); "
                 "pipelines go on with bf16_optimizer.py (PR 4713)"),
+            Row((2023, 4), {"fused_rope": False, "gate_chains": "halves"},
+                "microsoft/Megatron-DeepSpeed, from 2cc3dac7 and 1e0e555c on: megatron/model/rotary_pos_embedding.py turns queries "
+                "and keys in elementary operations; transformer.py ParallelMLP: swiglu cuts its input in two (torch.chunk), silu "
+                "of one half times the other"),
         ),
     ),
     "zero-bubble": (
