@@ -131,8 +131,10 @@ def test_bandwidth_in_words(text: str, gigabits: float | None) -> None:
         ({"gpu": None}, "GPU is not stated"),
         ({"gpu": "TPU-v3"}, "no hardware profile for GPU 'TPU-v3'"),
         ({"gpu": "Trainium2"}, "no hardware profile for GPU 'Trainium2'"),
-        ({"arch": "hybrid mamba2/attention"}, "hybrid that no shipped model"),
-        ({"arch": "hybrid", "model_name": "Nemotron-H-56B", "layers": 54}, "hybrid that no shipped model"),
+        ({"arch": "hybrid mamba2/attention"}, "layers that no shipped model"),
+        ({"arch": "hybrid", "model_name": "Nemotron-H-56B", "layers": 54}, "layers that no shipped model"),
+        ({"arch": "moe (sparse attention)"}, "moe (sparse attention): layers that no shipped model"),
+        ({"arch": "moe, DSA"}, "moe, DSA: layers that no shipped model"),
         ({"task": "layer microbenchmark"}, "microbenchmark"),
         ({"tp": None, "pp": None}, "layout not stated: tp, pp"),
         ({"dp": 7}, "is not n_gpus"),
@@ -737,8 +739,15 @@ def test_an_own_trainer_is_not_that_of_transformers(framework: str, name: str, *
     assert (scenario.framework, scenario.training.fused_kernels) == (name, fused)
 
 
-def test_sharded_weights_and_states_of_16_bits_are_read() -> None:
-    stated = "bf16 (pure: weights and AdamW states bf16)"
+@pytest.mark.parametrize(
+    "stated",
+    [
+        "bf16 (pure: weights and AdamW states bf16)",
+        "bf16 (weights, gradients and AdamW states bf16)",
+        "bf16 weights and AdamW states",
+    ],
+)
+def test_sharded_weights_and_states_of_16_bits_are_read(stated: str) -> None:
     given = row(framework="TRL", precision=stated, tp=1, pp=1, vpp=None, dp=64, zero_stage=3, sp=None, fsdp="FSDP2")
     scenario = run_of(given).scenario
     assert scenario is not None
@@ -754,6 +763,9 @@ def test_weights_that_stay_gathered(fsdp: str, reshards: bool | None) -> None:
     run = run_of(row(**RATE_ALONE | {"fsdp": fsdp}))
     assert run.usual is not None
     assert run.usual["plan"].get("reshard_after_forward") == reshards
+    named_after = run_of(row(**RATE_ALONE | {"fsdp": fsdp, "zero_stage": 2}))
+    assert named_after.usual is not None
+    assert named_after.usual["plan"]["zero_stage"] == (2 if reshards is None else 3)  # weights rest in shards all the same
 
 
 def test_a_part_with_other_memory_is_scaled() -> None:
@@ -959,12 +971,29 @@ def test_a_rate_of_a_pipeline_without_a_batch_fills_the_pipeline() -> None:
 )  # fmt: skip
 def test_layers_that_are_not_alike_are_those_of_the_shipped_model(name: str, layers: int) -> None:
     sizes = dict.fromkeys(("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab", "vpp"))
-    run = run_of(row(arch="hybrid mamba2/attention", model_name=name, pp=1, dp=32, **sizes))
+    arch = "moe (sparse attention)" if "DeepSeek" in name else "hybrid mamba2/attention"
+    run = run_of(row(arch=arch, model_name=name, pp=1, dp=32, **sizes))
     assert run.skipped == ""
     assert run.scenario is not None
     assert isinstance(run.scenario.model, ArchitectureSpec)
     assert run.scenario.model.num_layers == layers
     assert run_of(row(arch="hybrid", model_name=name, **sizes | {"hidden": 1234})).skipped
+
+
+@pytest.mark.parametrize(("task", "kind"), [("sft", "lognormal"), ("pretrain", "balanced")])
+def test_experts_of_shipped_layers_keep_their_router_when_tuned(task: str, kind: str) -> None:
+    sizes = dict.fromkeys(("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab", "vpp"))
+    run = run_of(row(arch="hybrid moe (Mamba-2)", model_name="Nemotron_3_Nano", pp=1, dp=32, task=task, **sizes))
+    assert run.scenario is not None
+    assert run.scenario.training.routing.kind == kind
+
+
+@pytest.mark.parametrize(("gpu", "graphs"), [("GB200", True), ("GB300", True), ("GH200", False), ("H100", False)])
+def test_graphs_that_a_row_does_not_state_are_those_of_its_machines_recipes(gpu: str, graphs: bool) -> None:
+    """NVIDIA's performance recipes are for GB200 and GB300; beside a Grace of GH200 there are none."""
+    run = run_of(row(framework="Megatron-Bridge", source_version="2026-05", gpu=gpu, gpus_per_node=4, cuda_graphs=None))
+    assert run.scenario is not None
+    assert run.scenario.training.cuda_graphs is graphs
 
 
 @pytest.mark.parametrize("words", [("full", "block, 3 layers"), ("full (block method, 3)", None)])

@@ -52,8 +52,8 @@ _OTHER: Final = re.compile(
 )
 """In arch: what columns cannot describe, or not as text."""
 
-HYBRID: Final = re.compile(r"hybrid|mamba|rwkv|state.space|\bssm\b", re.IGNORECASE)
-"""In arch: layers that columns cannot describe."""
+HYBRID: Final = re.compile(r"hybrid|mamba|rwkv|state.space|\bssm\b|\bsparse.attention|\b[cdn]sa\b", re.IGNORECASE)
+"""In arch: layers that columns cannot describe; attention to chosen keys alone is priced a multiple too long as whole attention."""
 DIFFUSION: Final = re.compile(r"diffusion|\b(?:mm)?dit\b", re.IGNORECASE)
 """In arch: transformers whose layers only a shipped model of their name describes."""
 SHIPPED: Final = "shipped_model"
@@ -68,7 +68,7 @@ def model_of(row: Row) -> tuple[dict[str, Any], list[str]]:
     """
     arch = str(row.get("arch") or "dense")
     if HYBRID.search(arch):
-        raise CannotExpress("a hybrid that no shipped model of its name and size describes (`simpar models`)")
+        raise CannotExpress(f"{arch}: layers that no shipped model of the row's name and size describes (`simpar models`)")
     text_encoder = encodes(row)
     if not text_encoder and _OTHER.search(arch):
         raise CannotExpress(f"not a transformer of text: {arch}")

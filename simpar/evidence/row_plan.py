@@ -65,6 +65,10 @@ _FUSED: Final = re.compile(rf"{SAID}fused ({_KERNEL}(?:(?:,? and |,\s*|\s*[/+]\s
 """A list of what a run's single kernels are; xformers' SwiGLU is one whether or not that is said."""
 _KERNELS: Final = ((r"norm", "norm"), (r"rotary|rope", "rope"), (r"glu|activation", "activation"))
 
+_NARROW: Final = re.compile(
+    r"\bweights(?:, gradients)?,? and (?:\w+ )?states (?:in )?bf16|\bbf16 weights(?:, gradients)?,? and (?:\w+ )?states\b"
+)
+"""Weights that are updated in 16 bits, whatever shards them."""
 _WIDE: Final = re.compile(r"\b(?:fp|float)32 (?:(?:master|sharded|model) )?(?:weights|parameters)\b", re.IGNORECASE)
 """A precision that says that trained weights rest in fp32, where the framework would have them in 16 bits."""
 
@@ -165,6 +169,10 @@ def _schedule(row: Row, plan: dict[str, Any], framework: FrameworkSpec) -> dict[
     return {"schedule": name, "virtual_stages": chunks} if chunks else {"schedule": name}
 
 
+_STAY_GATHERED: Final = r"not reshard|shard_grad_op|reshard_after_forward\W+(never|false|off|no)\b"
+"""In fsdp: weights stay gathered from the forward to the backward."""
+
+
 def _sharding(row: Row, framework: FrameworkSpec, domain: int, notes: list[str]) -> dict[str, Any]:
     stage = row.get("zero_stage")
     fsdp = str(row.get("fsdp") or "")
@@ -176,12 +184,13 @@ def _sharding(row: Row, framework: FrameworkSpec, domain: int, notes: list[str])
     elif stage == 0 and framework.conventions.bf16_shards_states and stated_precision(row) == "bf16":
         stage = 1
         notes.append("bf16 without ZeRO shards the optimizer's states here, as stage 1 does")
-    if stage == 2 and re.search(r"shard_grad_op", fsdp, re.IGNORECASE):
+    gathered = fsdp and re.search(_STAY_GATHERED, fsdp, re.IGNORECASE)
+    if stage == 2 and gathered:
         stage = 3  # named after ZeRO-2, but weights rest in shards too and are gathered for the first forward (torch FSDP)
     table: dict[str, Any] = {"zero_stage": int(stage)}
     if row.get("reduce_bucket_size") and stage in framework.data.gradient_buffers:
         table["reduce_bucket_size"] = int(row["reduce_bucket_size"])
-    if fsdp == "" or re.search(r"not reshard|shard_grad_op|reshard_after_forward\W+(never|false|off|no)\b", fsdp, re.IGNORECASE):
+    if fsdp == "" or gathered:
         table["reshard_after_forward"] = fsdp == ""
     group = (row.get("extra") or {}).get("zero1_group")
     replicas, node = row.get("hsdp_replicas"), int(row.get("gpus_per_node") or 0) // int(row["tp"])
@@ -242,6 +251,9 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
     if batch // (micro * dp) > MOST_MICRO_BATCHES:
         raise CannotExpress(f"{batch // (micro * dp)} micro batches a step: is the global batch of {batch} in tokens?")
     task = str(row.get("task") or ("lora" if adapted(row) else "pretrain"))
+    experts = row.get("moe_experts") or re.search(
+        r"\bmoe\b", str(row.get("arch")), re.IGNORECASE
+    )  # of shipped layers, no column says
     named = row.get("optimizer")
     optimizer = first_match(OPTIMIZERS, named)
     if named and optimizer is None:
@@ -256,7 +268,7 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
         "attention_kernel": attention_of(row, dict(framework.kernels.attention)[""], month),
         "cuda_graphs": _graphs(str(row.get("cuda_graphs") or "none")),
         "cuda_graph_scope": "attention" if re.search(r"moe[_ ]router", str(row.get("cuda_graphs"))) else "layer",
-        "routing": routing_of(str(row.get("moe_routing") or ""), task if row.get("moe_experts") else ""),
+        "routing": routing_of(str(row.get("moe_routing") or ""), task if experts else ""),
     }
     table |= _loss(row, framework) | _states(row, framework, table["optimizer"])
     kernel = re.search(r"(?<![a-z])fused(?![a-z])|foreach", str(named), re.IGNORECASE)
@@ -322,12 +334,9 @@ def _states(row: Row, framework: FrameworkSpec, optimizer: str) -> dict[str, Any
     plugin = re.search(r"\bfoak\b", texts, re.IGNORECASE)  # fms-acceleration's kernels leave the activation to torch
     if (library or layers or plugin or named) and "fused_kernels" in framework.conventions.abilities:
         table["fused_kernels"] = ["norm", "rope"] if plugin else True if library or layers else named
-    whole = re.search(r"weights and \w+ states bf16", str(row.get("precision") or "")) is not None
+    whole = _NARROW.search(str(row.get("precision") or "")) is not None
     sharded = framework.optimizer.sharded_weights_fp32 and row.get("zero_stage") == 3 and not whole
-    if (
-        re.search(r"pure|weights and \w+ states bf16", str(row.get("precision") or ""))
-        and "pure_bf16" in framework.conventions.abilities
-    ):
+    if (whole or re.search("pure", str(row.get("precision") or ""))) and "pure_bf16" in framework.conventions.abilities:
         table |= {
             "optimizer": "adamw" if optimizer == "adamw-bf16-moments" else optimizer,
             **({} if sharded else {"pure_bf16": True}),

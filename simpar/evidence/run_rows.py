@@ -27,7 +27,6 @@ from simpar.evidence.row_values import Row, read_values
 from simpar.evidence.run_files import is_stored, stored_run
 from simpar.evidence.run_type import Measured, MemoryKind, Run
 from simpar.specs.framework import framework as framework_named
-from simpar.specs.hardware import load_hardware
 from simpar.specs.scenario import Scenario
 
 GROUP_KEYS: Final = (
@@ -152,12 +151,9 @@ def table_of(row: Row, name: str = "run") -> tuple[dict[str, Any], tuple[str, ..
     model = in_its_own_code(model, semantics.conventions)
     plan, plan_notes = plan_of(row, semantics)
     training, training_notes = training_of(row, semantics, precision, month)
-    if (
-        row.get("cuda_graphs") is None
-        and load_hardware(machine.cluster["hardware"]).node.cpu in semantics.conventions.graphed_hosts
-    ):
+    if row.get("cuda_graphs") is None and machine.cluster["hardware"] in semantics.conventions.graphed_machines:
         training["cuda_graphs"] = True
-        training_notes.append("CUDA graphs not stated: those of layers, beside a slow host")
+        training_notes.append("CUDA graphs not stated: those of layers, as in recipes of this machine")
     table = {
         "name": name,
         "model": model,

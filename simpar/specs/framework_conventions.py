@@ -32,7 +32,7 @@ class Conventions(Policy):
             stage's layers.
         microbatch_per_stage: a local batch is split into one micro-batch per pipeline rank where a run does not say.
         sequence_parallel_default: tensor parallelism splits the sequence too where a run does not say.
-        graphed_hosts: CPUs beside which layers run from CUDA graphs where a run does not say.
+        graphed_machines: profiles on which layers run from CUDA graphs where a run does not say.
         bf16_shards_states: what runs in bf16 call stage 0 shards the optimizer's states, as stage 1 does.
     """
 
@@ -52,5 +52,5 @@ class Conventions(Policy):
     expert_virtual_stages: Literal["one", "middle"] = "one"
     microbatch_per_stage: bool = False
     sequence_parallel_default: bool = False
-    graphed_hosts: tuple[str, ...] = ()
+    graphed_machines: tuple[str, ...] = ()
     bf16_shards_states: bool = False

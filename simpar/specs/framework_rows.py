@@ -139,7 +139,7 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
                             "whole_gradient_bytes": 4.0, "reduces_together": True, "dropout": 0.0},
                 "NeMo recipes: distributed fused Adam with overlapped reduction and gather, launched by apex' interleaved schedule "
                 "as by Megatron's (pipeline_parallel/schedules.py of 2023-05, grad_sync_func)"),
-            Row((2024, 4), {"fp8_parameters": True, "graphed_hosts": ("grace",)},
+            Row((2024, 4), {"fp8_parameters": True, "graphed_machines": ("gb200-nvl72", "gb300-nvl72")},
                 "MLPerf Training v4.0 llama2_70b_lora, conf/megatron_gpt_peft_tuning_config.yaml: fp8_params wherever fp8 is; "
                 "graphs in recipes of GB200 and GB300, whose hosts are slow, and not in most of H100 (dgxc-benchmarking v25.05 "
                 "launch.sh, Megatron-Bridge scripts/performance/configs, MLPerf Training v5.0)"),

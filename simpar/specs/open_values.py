@@ -23,13 +23,13 @@ from simpar.specs.scenario_spec import Scenario
 MOST_READINGS: Final = 256
 """Combinations of open values that are enumerated at most."""
 PRIORS: Final[dict[str, dict[Any, float]]] = {
-    "plan.recompute": {"full": 0.34, "none": 0.53, "selective": 0.14},
-    "plan.virtual_stages": {1: 0.46, 2: 0.08, 3: 0.08, 4: 0.11, 5: 0.04, 6: 0.02, 8: 0.1, 12: 0.07, 20: 0.04},
-    "plan.zero_stage": {0: 0.23, 1: 0.2, 2: 0.08, 3: 0.49},
-    "plan.sequence_parallel": {False: 0.21, True: 0.79},
+    "plan.recompute": {"full": 0.34, "none": 0.52, "selective": 0.14},
+    "plan.virtual_stages": {1: 0.45, 2: 0.08, 3: 0.08, 4: 0.11, 5: 0.04, 6: 0.02, 8: 0.12, 12: 0.07, 20: 0.04},
+    "plan.zero_stage": {0: 0.24, 1: 0.19, 2: 0.08, 3: 0.49},
+    "plan.sequence_parallel": {False: 0.2, True: 0.8},
     "plan.overlap_grad_reduce": {False: 0.17, True: 0.83},
     "plan.overlap_param_gather": {False: 0.18, True: 0.82},
-    "training.micro_batch_size": {1: 0.41, 2: 0.14, 3: 0.01, 4: 0.16, 5: 0.01, 6: 0.02, 8: 0.1, 12: 0.02, 16: 0.04, 32: 0.04,
+    "training.micro_batch_size": {1: 0.42, 2: 0.14, 3: 0.01, 4: 0.16, 5: 0.01, 6: 0.01, 8: 0.09, 12: 0.02, 16: 0.04, 32: 0.04,
                                   64: 0.01},
     "training.compile": {False: 0.4, True: 0.6},
 }  # fmt: skip
