@@ -16,7 +16,7 @@ BF16_OPTIMIZER: Final = "DeepSpeed engine.py, bf16 without ZeRO is bf16_optimize
 DEEPSPEED: Final = (
     Row(
         (2020, 1),
-        {**TORCH, "zero_stage_with_pp": 1, "no_mtp": True,
+        {**TORCH, "zero_stage_with_pp": 1, "no_mtp": True, "transformers_classes": True,
          "abilities": ("pure_bf16", "narrow_optimizers", "host_parameters", "fused_kernels", "quantised_base"),
          "zero_stage_default": 3, "states_follow_parameters": False,
          "bucket_bytes": 0.0, "bucket_elements_min": 5e8, "gradient_dtype": "fp16", "fsdp_reduce_dtype": "fp16",
@@ -250,7 +250,7 @@ PRIME_RL: Final = (
 MODALITIES: Final = (
     Row(
         (2024, 1),
-        {"fused_norm": True, "logits_fp32_copies": 1.0, "recompute_default": "none"},
+        {"fused_norm": True, "logits_fp32_copies": 1.0, "recompute_default": "none", "transformers_classes": False},
         "Modalities loss_functions.py: cross_entropy on the 16-bit logits, whose log-softmax and gradient are of 16 bits; "
         "models/components/layer_norms.py: torch's LayerNorm or RMSNorm, its own RMSLayerNorm being deprecated (with the fp32 "
         "copies of that, 12 of its published runs on 64 GB had not fitted)",

@@ -96,6 +96,7 @@ class Kernels(Policy):
             a one-hot mask of the places there, without one each expert rank has room for the rows of all.
         dense_experts: vendors on whose GPUs products of experts are, without a capacity, one over all local experts: rows padded
             with zeros for the experts that are not theirs.
+        transformers_classes: models run as transformers' classes, of which some run every expert on every token (MoeSpec).
         experts_in_one_kernel: the local experts' products are one kernel (torch._grouped_mm), not one each on several streams (TE).
         whole_embedding_gradient: of a vocabulary split over tensor ranks the accumulating gradient is whole (DTensor).
         tp_backward_overlap: the backward all-reduce / reduce-scatter runs beside the weight-gradient matmul.
@@ -160,6 +161,7 @@ class Kernels(Policy):
     grouped_weight_gradients: Placeholders = "each"
     static_routing: bool = False
     dense_experts: tuple[str, ...] = ()
+    transformers_classes: bool = False
     experts_in_one_kernel: bool = False
     whole_embedding_gradient: bool = False
     tp_backward_overlap: bool = True
