@@ -321,6 +321,8 @@ class DataParallel(Policy):
         gather_buffer_bytes: bytes per weight of a rank that hold updated weights meanwhile, half of them in one tensor and half in
             a piece for each data-parallel rank.
         fsdp_prefetch_groups: layers gathered ahead (implicit forward, explicit backward prefetch).
+        fsdp_module_gathers: the weights of each module come in a collective of their own (DeepSpeed ZeRO-3), not a layer's in one.
+        fsdp_expert_modules: experts are such modules where transformers' class has them so (MoeSpec.transformers_class).
         fsdp_reduce_dtype: dtype of the gradient reduce-scatter.
         fsdp_fp32: fully sharded weights are gathered in fp32, and cast where autocast uses them (FSDP without MixedPrecision);
             autograd keeps the casts unless layers are recomputed.
@@ -357,6 +359,8 @@ class DataParallel(Policy):
     gather_copy_bytes: float = 0.0
     gather_buffer_bytes: float = 0.0
     fsdp_prefetch_groups: int = 1
+    fsdp_module_gathers: bool = False
+    fsdp_expert_modules: bool = False
     fsdp_reduce_dtype: GradientDtype = "fp32"
     fsdp_fp32: bool = False
     fsdp_gather_copy_bytes: float = 0.0
