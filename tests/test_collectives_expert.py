@@ -155,6 +155,35 @@ def test_xla_multiplies_every_row_by_every_expert_on_nvidia() -> None:
     assert Gemm not in kinds
 
 
+def test_transformers_runs_every_expert_of_llama_4_on_every_token() -> None:
+    """16 experts of width 8192 on each of 2048 tokens of width 5120 (Llama4TextExperts: two torch.bmm); one of them is chosen. What
+    is kept of the rows is 16 times as large. Elsewhere, and of another family, rows go to the chosen experts alone."""
+
+    def block(model: str, framework: str) -> LocalBlock:
+        chosen = make_scenario({
+            "model": model, "framework": framework, "framework_version": "2026-06",
+            "cluster": {"hardware": "dgx-h200", "num_nodes": 1}, "plan": {"zero_stage": 3, "recompute": "none"},
+            "training": {"sequence_length": 2048, "micro_batch_size": 1, "global_batch_size": 8},
+        })  # fmt: skip
+        return Layout.of(chosen, 1).stage_blocks[0][1]
+
+    def rows(found: LocalBlock) -> set[float]:
+        return {op.work.tokens for op in (*found.forward, *found.backward) if isinstance(op.work, GroupedGemm)}
+
+    for framework in ("trl", "transformers", "deepspeed", "torch-fsdp", "swift"):
+        found = block("llama4-scout", framework)
+        assert rows(found) == {16 * 2048}
+        shapes = {(op.work.n, op.work.k) for op in found.forward if isinstance(op.work, GroupedGemm)}
+        assert shapes == {(2 * 8192, 5120), (5120, 8192)}
+    for framework in ("torchtitan", "torchtune", "modalities"):
+        assert rows(block("llama4-scout", framework)) == {2048}
+    assert rows(block("qwen3-30b-a3b", "trl")) == {8 * 2048}
+    inputs, middle = 2048 * 5120 * 2.0, 2048 * 8192 * 2.0
+    for name, each in (("moe/activation_in", 2 * middle), ("moe/fc1_in", inputs)):
+        kept = [dict(block("llama4-scout", framework).saved)[name] for framework in ("transformers", "modalities")]
+        assert kept == [16 * each, each]
+
+
 def test_without_a_capacity_xla_has_room_for_the_rows_of_all_expert_ranks() -> None:
     """Kernels that pass over rows and what is kept of them are eight times as large, products and exchanges are not."""
     found = {}

@@ -14,9 +14,10 @@ from simpar.costs.gloo import MESSAGE_S, check_seconds
 from simpar.costs.host import launch_seconds
 from simpar.costs.pricer import LayoutPricer
 from simpar.costs.update_price import HOST_ADAM_BYTES_PER_S
-from simpar.parallel.keys import Reduce
+from simpar.parallel.blocks import LocalBlock
+from simpar.parallel.keys import Gather, Reduce
 from simpar.parallel.layout import Layout
-from simpar.parallel.modules import containers, matrices, weights
+from simpar.parallel.modules import containers, linears, matrices, pairs, weights
 from simpar.parallel.traffic import state_collectives
 from simpar.specs.base import data_dir
 from simpar.specs.hardware import USUAL_X86, read_profile
@@ -87,6 +88,36 @@ def test_early_zero3_handles_each_weight_as_a_list_of_its_ranks() -> None:
     later = simulate(zero3("2022-02"))
     first = simulate(zero3("2021-07"))
     assert first.exposed_communication_s["dp"] > 1.5 * later.exposed_communication_s["dp"]  # nothing is fetched ahead
+
+
+@pytest.mark.parametrize(("version", "apart"), [("2024-07", True), ("2025-11", False)])
+def test_zero_3_fetches_each_linear_of_each_expert(version: str, apart: bool) -> None:
+    """Mixtral's layer: queries, keys, values, output, router and three linears of each of 8 experts come in a collective each; two
+    norms and the modules around have hooks besides, and so have pairs. Leaf modules of 2025 are fetched whole; gpt-oss has its
+    experts in tensors."""
+
+    def block_of(model: str, expert_ranks: int = 1, **training: object) -> tuple[LayoutPricer, LocalBlock]:
+        pricer = pricer_of(make_scenario({
+            "model": model, "framework": "deepspeed", "framework_version": version,
+            "cluster": {"hardware": "dgx-h100", "num_nodes": 1}, "plan": {"zero_stage": 3, "ep": expert_ranks},
+            "training": {"sequence_length": 512, "global_batch_size": 8, **training},
+        }))  # fmt: skip
+        return pricer, pricer.layout.stage_blocks[0][1]
+
+    pricer, block = block_of("mixtral-8x7b", trainable="lora", lora_rank=8, lora_modules="all")
+    ranks = pricer.layout.module_experts
+    assert linears(block.layer, ranks) == (5, 3 * 8 if apart else 2)
+    assert containers(block.layer, ranks) == 3 + (8 if apart else 0)
+    assert pairs(block, ranks) == 4 + (3 * 8 if apart else 0)
+    dense, experts = state_collectives(pricer.layout, Gather(0, 1, 2))
+    assert (dense.repeat, experts.repeat) == (5, 24 if apart else 2)
+    if apart:
+        assert experts.bytes == pytest.approx(4096 * 14336 * 2)
+        price = pricer.block(block, "F")
+        assert launch_seconds(pricer.layout, price, "F") > (5 + 24 + 2 + 11 + 3.5 * 28) * 0.29e-3
+    pricer, block = block_of("mixtral-8x7b", 8)
+    assert linears(block.layer, pricer.layout.module_experts)[1] == (3 if apart else 2)
+    assert block_of("gpt-oss-20b")[0].layout.module_experts == 0
 
 
 def test_hooks_of_zero_3_run_on_one_gpu_too() -> None:

@@ -194,8 +194,9 @@ class LayoutPricer:
             found = self._alone(block, phase)
             if hides_exchanges(self.layout, block, phase):
                 found = without_hidden(found, self.hidden_share(block))
-            found = replace(found, weights=weights(layer := block.layer), containers=containers(layer), matrices=matrices(layer))
-            self._blocks[key] = replace(found, pairs=pairs(block), attentions=attentions(layer), rotaries=rotaries(layer))
+            layer, ranks = block.layer, self.layout.module_experts
+            found = replace(found, weights=weights(layer, ranks), containers=containers(layer, ranks), matrices=matrices(layer))
+            self._blocks[key] = replace(found, pairs=pairs(block, ranks), attentions=attentions(layer), rotaries=rotaries(layer))
         return self._blocks[key]
 
     def _alone(self, block: LocalBlock, phase: str) -> BlockPrice:

@@ -210,6 +210,8 @@ def _moe(row: Row) -> dict[str, Any]:
         table |= {"n_group": 2 * int(groups[1]), "topk_group": int(groups[1])}
     if row.get("mla"):
         table["router_bias"] = True
+    if re.search(r"llama-?4", str(row.get("model_name") or ""), re.IGNORECASE):
+        table["transformers_class"] = "every"
     return table
 
 

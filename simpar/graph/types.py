@@ -280,6 +280,13 @@ class Layer:
                 found.setdefault(name, []).append(node)
         return {name: tuple(nodes) for name, nodes in found.items()}
 
+    def grouping(self, node: Node) -> str:
+        """The axis that groups a product's rows by expert; "" = none."""
+        if not isinstance(node, Einsum) or not node.weight:
+            return ""
+        first = self.tensor[node.weight].axes[0]
+        return "" if any(first in self.tensor[name].axes for name in (node.inputs[0], node.outputs[0])) else first
+
     @cached_property
     def _sizes(self) -> dict[str, int]:
         return {}

@@ -193,4 +193,5 @@ def _feed_forward(model: TransformerSpec, moe: MoeSpec | None) -> FeedForwardSpe
         bias=model.mlp_bias, activation=model.activation, router_bias=moe.router_bias,
         shared_width=moe.shared_expert_intermediate_size,
         shared_gate=moe.shared_expert_gate, num_groups=moe.n_group, top_groups=moe.topk_group,
+        transformers_class=moe.transformers_class,
     )  # fmt: skip

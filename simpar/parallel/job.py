@@ -179,6 +179,15 @@ class Job:
         counted on the device alone as by hybridep (Megatron-Core transformer/moe/token_dispatcher.py)."""
         return not fixes_tokens(self.plan, self.training.routing) and self.plan.ep_dispatcher != "hybridep"
 
+    @property
+    def _expert_rows(self) -> float:
+        """Rows of an expert rank over those of balanced routing: of all its experts where each runs on every token."""
+        moe = self.scenario.model.moe if isinstance(self.scenario.model, TokenModel) else None
+        if moe is not None and moe.transformers_class == "every" and self.framework.kernels.transformers_classes:
+            return moe.num_experts / moe.num_experts_per_tok
+        capacity = self.training.routing.capacity_factor
+        return self.load_factor if capacity is None else capacity
+
     @cached_property
     def options(self) -> SplitOptions:
         """How blocks are split, with the plan's recomputation."""
@@ -210,7 +219,7 @@ class Job:
             activation_implementation="tuned" if self._fuses_operations else own.activation_kernel,
             accumulate_fp32=own.wgrad_accumulation_fusion and self.gradient_dtype == "fp32",
             moe=model.moe if isinstance(model, TokenModel) else None,
-            load_factor=self.load_factor if capacity is None else capacity,
+            load_factor=self._expert_rows,
             spare_rows=float(self.plan.ep) if capacity is None and own.static_routing else 1.0,
             one_hot=capacity is not None and own.static_routing,
             dense_experts=capacity is None and self.hardware.gpu.vendor in own.dense_experts,

@@ -75,10 +75,7 @@ class LocalLayer:
 
     def grouped(self, node: Node) -> str:
         """The axis that groups a product's rows by expert; "" = none."""
-        if not isinstance(node, Einsum) or not node.weight:
-            return ""
-        first = self.axes(node.weight)[0]
-        return first if first not in self.axes(node.inputs[0]) and first not in self.axes(node.outputs[0]) else ""
+        return self.layer.grouping(node)
 
     # -- work of one node ----------------------------------------------------------------------------------------------
 

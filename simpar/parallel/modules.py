@@ -5,27 +5,39 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
-from simpar.graph.types import Attention, Einsum, Elementwise, Layer
+from simpar.graph.types import Attention, Einsum, Elementwise, Layer, Node
 from simpar.parallel.blocks import LocalBlock
 
 _CONTAINERS: Final = 3
 """Attention, feed-forward and the layer around them."""
 
 
-@lru_cache(maxsize=4096)
-def weights(layer: Layer) -> int:
-    """Weights of linear modules and norms; transformers' models hold each projection in a module of its own.
+def _experts(layer: Layer, node: Node, ranks: int) -> int:
+    """Experts with modules of their own on an expert rank in a product, see `linears`; 1 where none are, 0 where it has none."""
+    group = layer.grouping(node)
+    return (max(layer.size(group) // ranks, 1) if ranks else 1) if group else 0
 
-    Experts of a grouped product count as one: models whose experts are modules each are leaf modules to ZeRO-3.
+
+@lru_cache(maxsize=4096)
+def linears(layer: Layer, ranks: int = 0) -> tuple[int, int]:
+    """Linear modules of a layer but for its experts', and of those of an expert rank.
+
+    Args:
+        ranks: expert ranks where each expert is a module with linears of its own; 0 = a product of all experts has one weight.
     """
-    found = 0
+    found = [0, 0]
     for node in layer.nodes:
         if isinstance(node, Einsum) and node.weight:
-            experts = len(layer.tensor[node.weight].axes) > 2
-            found += 1 if experts else node.linears
-        else:
-            found += len(node.parameters) > 0
-    return found
+            experts = _experts(layer, node, ranks)
+            found[experts > 0] += experts * (node.linears if ranks else 1) or node.linears
+    return found[0], found[1]
+
+
+@lru_cache(maxsize=4096)
+def weights(layer: Layer, ranks: int = 0) -> int:
+    """Weights of linear modules and norms; transformers' models hold each projection in a module of its own. `ranks`: as above."""
+    others = sum(len(node.parameters) > 0 for node in layer.nodes if not (isinstance(node, Einsum) and node.weight))
+    return sum(linears(layer, ranks)) + others
 
 
 @lru_cache(maxsize=4096)
@@ -46,14 +58,17 @@ def rotaries(layer: Layer) -> int:
     return sum(isinstance(node, Elementwise) and node.op.endswith("rope") for node in layer.nodes)
 
 
-def pairs(block: LocalBlock) -> int:
-    """Low-rank pairs beside linears, in modules of their own; those beside experts are not."""
-    found = block.options.kernels.pairs
+def pairs(block: LocalBlock, ranks: int = 0) -> int:
+    """Low-rank pairs beside linears, in modules of their own; those beside experts are where these are (`ranks`, as above)."""
+    found, layer = block.options.kernels.pairs, block.layer
     if found is None or not block.options.lora_rank:
         return 0
-    return sum(found.of(node) for node in block.layer.nodes if found.adapted(node) and node.module != "moe")
+    adapted = [node for node in layer.nodes if found.adapted(node) and (ranks or node.module != "moe")]
+    return sum(found.of(node) * max(_experts(layer, node, ranks), 1) for node in adapted)
 
 
-def containers(layer: Layer) -> int:
-    """Modules without weights of their own whose hooks run as well."""
-    return _CONTAINERS if layer.name not in ("embedding", "head") else 0
+def containers(layer: Layer, ranks: int = 0) -> int:
+    """Modules without weights of their own whose hooks run as well, one for each expert among them (`ranks`, as above)."""
+    if layer.name in ("embedding", "head"):
+        return 0
+    return _CONTAINERS + (max(_experts(layer, node, ranks) for node in layer.nodes) if ranks else 0)

@@ -8,6 +8,7 @@ from simpar.parallel.beside import op_of
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.keys import BlockOp, Gather, Reduce, Send
 from simpar.parallel.layout import Layout
+from simpar.parallel.modules import linears, matrices
 from simpar.parallel.work import Collective, Dimension, ExpertExchange, LocalOp
 
 
@@ -60,7 +61,8 @@ def _state(layout: Layout, key: Gather | Reduce, parameters: float, *, expert: b
             # Whole tensors, dealt to the ranks: as many broadcasts, one after the other, as ranks have any.
             owners = max(1.0, min(layout.placement(group).size, parameters / tensor_parameters(layout)))
             return [Collective("broadcast", parameters * state.gather / owners, group, owners)]
-        return [Collective("all_gather", parameters * state.gather, group)]
+        calls = _module_gathers(layout, key, expert=expert)
+        return [Collective("all_gather", parameters * state.gather / calls, group, calls)]
     amount = parameters * state.reduce
     if layout.plan.zero_stage == 0 or layout.framework.data.all_reduces_whole(layout.plan.zero_stage):
         calls = _buckets(layout, parameters)
@@ -69,6 +71,18 @@ def _state(layout: Layout, key: Gather | Reduce, parameters: float, *, expert: b
     if hybrid:
         found.append(Collective("all_reduce", amount / layout.placement(shard).size, replica))
     return found
+
+
+def _module_gathers(layout: Layout, key: Gather, *, expert: bool) -> float:
+    """All-gathers that the weights of these blocks take: one, or one for each module under ZeRO-3. A fetch of a module gathers what
+    was not fetched ahead, and then ahead until a bucket is full or as many weights are live as may be: where a model has more, as
+    many as the module before gave back (DeepSpeed partitioned_param_coordinator.py, fetch_sub_module)."""
+    if layout.plan.zero_stage != 3 or not layout.framework.data.fsdp_module_gathers:
+        return 1.0
+    layers = [block.layer for block in layout.stage_blocks[key.stage][key.first : key.last]]
+    if layout.framework.host.fsdp_rank_lists and not expert:  # of Megatron-LM's modules
+        return float(max(sum(matrices(layer) - linears(layer)[True] for layer in layers), 1))
+    return float(max(sum(linears(layer, layout.module_experts)[expert] for layer in layers), 1))
 
 
 def stays_gathered(layout: Layout, blocks: Sequence[LocalBlock]) -> list[bool]:

@@ -188,6 +188,7 @@ class ArchitectureSpec(Spec):
                 return MoeSpec(
                     num_experts=branch.num_experts, num_experts_per_tok=branch.num_experts_per_tok,
                     moe_intermediate_size=branch.width, shared_expert_intermediate_size=branch.shared_width,
+                    transformers_class=branch.transformers_class,
                 )  # fmt: skip
         return None
 

@@ -16,13 +16,14 @@ BF16_OPTIMIZER: Final = "DeepSpeed engine.py, bf16 without ZeRO is bf16_optimize
 DEEPSPEED: Final = (
     Row(
         (2020, 1),
-        {**TORCH, "zero_stage_with_pp": 1, "no_mtp": True,
+        {**TORCH, "zero_stage_with_pp": 1, "no_mtp": True, "transformers_classes": True,
          "abilities": ("pure_bf16", "narrow_optimizers", "host_parameters", "fused_kernels", "quantised_base"),
          "zero_stage_default": 3, "states_follow_parameters": False,
          "bucket_bytes": 0.0, "bucket_elements_min": 5e8, "gradient_dtype": "fp16", "fsdp_reduce_dtype": "fp16",
          "overlap_grad_reduce_from": 3,
          "attention": (("", "unfused"),), "optimizer_traffic_bytes": 40.0, "gradients_persist": True, "layer_cpu_s": 0.63e-3,
-         "recompute_default": "full", "optimizer_tensor_cpu_s": 0.0, "fsdp_prefetch_groups": 0, "fsdp_rank_lists": True},
+         "recompute_default": "full", "optimizer_tensor_cpu_s": 0.0, "fsdp_prefetch_groups": 0, "fsdp_rank_lists": True,
+         "fsdp_module_gathers": True, "fsdp_expert_modules": True},
         "DeepSpeed config defaults: buckets of 5e8 elements, overlap_comm only for stage 3 (zero/config.py overlap_comm_valid), "
         "without which average_tensor (stage_1_and_2.py) and stage 0's engine reduce on the stream of the backward; hook overhead "
         "assumed (1 ms a layer of a usual host); v0.4.0 partition_parameters.py: _allgather_param and _reduce_scatter_gradient "
@@ -55,8 +56,8 @@ DEEPSPEED: Final = (
          "sharded_grad_reduce": "all_reduce_beside", "fsdp_reduce_dtype": "bf16", "recompute_default": "none", "fused_norm": False,
          "adapters": "each", "adapter_cpu_s": 25e-6, "linears_apart": LINEARS_APART},
         "transformers with FlashAttention 2 and peft's adapters (see transformers), whose models' RMSNorm is a chain of "
-        "elementary kernels; before version 5 it loops over experts, and ZeRO-3 fetches each weight of them, which is not "
-        "priced: the one run known, 5 ms per expert and pass, tells no law; engine.py get_data_types (PR 2847 of 2023-03): "
+        "elementary kernels; before version 5 it loops over experts, whose linears are modules to ZeRO-3 unless a run calls "
+        "set_z3_leaf_modules; engine.py get_data_types (PR 2847 of 2023-03): "
         "gradients are as wide as the weights (but in pipelines, PR 4713), on the wire too (communication_data_type); "
         "stage_1_and_2.py average_tensor: a bucket is all-reduced, each rank takes its part (use_multi_rank_bucket_allreduce, "
         "on by default)",
@@ -67,6 +68,9 @@ DEEPSPEED: Final = (
         {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn")), "rocm_attention": ""},
         "torch 2.8 SDPA, the default of transformers' models",
     ),
+    Row((2025, 10), {"fsdp_expert_modules": False},
+        "DeepSpeed PR 7604, zero/leaf_module_config.py: blocks of experts of Mixtral, Qwen2 and Qwen3 are leaf modules by default, "
+        "fetched in one collective, without hooks inside; from transformers 5 (2025-12) on experts are tensors"),
     Row((2025, 12), {"gradient_buffers_late": True}, "DeepSpeed PR 7665: process_gradients, a hook of each weight, sets them up"),
     Row(
         (2026, 3),
@@ -251,7 +255,7 @@ PRIME_RL: Final = (
 MODALITIES: Final = (
     Row(
         (2024, 1),
-        {"fused_norm": True, "logits_fp32_copies": 1.0, "recompute_default": "none"},
+        {"fused_norm": True, "logits_fp32_copies": 1.0, "recompute_default": "none", "transformers_classes": False},
         "Modalities loss_functions.py: cross_entropy on the 16-bit logits, whose log-softmax and gradient are of 16 bits; "
         "models/components/layer_norms.py: torch's LayerNorm or RMSNorm, its own RMSLayerNorm being deprecated (with the fp32 "
         "copies of that, 12 of its published runs on 64 GB had not fitted)",

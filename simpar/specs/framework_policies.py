@@ -96,6 +96,7 @@ class Kernels(Policy):
             a one-hot mask of the places there, without one each expert rank has room for the rows of all.
         dense_experts: vendors on whose GPUs products of experts are, without a capacity, one over all local experts: rows padded
             with zeros for the experts that are not theirs.
+        transformers_classes: models run as transformers' classes, of which some run every expert on every token (MoeSpec).
         experts_in_one_kernel: the local experts' products are one kernel (torch._grouped_mm), not one each on several streams (TE).
         whole_embedding_gradient: of a vocabulary split over tensor ranks the accumulating gradient is whole (DTensor).
         tp_backward_overlap: the backward all-reduce / reduce-scatter runs beside the weight-gradient matmul.
@@ -160,6 +161,7 @@ class Kernels(Policy):
     grouped_weight_gradients: Placeholders = "each"
     static_routing: bool = False
     dense_experts: tuple[str, ...] = ()
+    transformers_classes: bool = False
     experts_in_one_kernel: bool = False
     whole_embedding_gradient: bool = False
     tp_backward_overlap: bool = True
@@ -319,6 +321,8 @@ class DataParallel(Policy):
         gather_buffer_bytes: bytes per weight of a rank that hold updated weights meanwhile, half of them in one tensor and half in
             a piece for each data-parallel rank.
         fsdp_prefetch_groups: layers gathered ahead (implicit forward, explicit backward prefetch).
+        fsdp_module_gathers: the weights of each module come in a collective of their own (DeepSpeed ZeRO-3), not a layer's in one.
+        fsdp_expert_modules: experts are such modules where transformers' class has them so (MoeSpec.transformers_class).
         fsdp_reduce_dtype: dtype of the gradient reduce-scatter.
         fsdp_fp32: fully sharded weights are gathered in fp32, and cast where autocast uses them (FSDP without MixedPrecision);
             autograd keeps the casts unless layers are recomputed.
@@ -355,6 +359,8 @@ class DataParallel(Policy):
     gather_copy_bytes: float = 0.0
     gather_buffer_bytes: float = 0.0
     fsdp_prefetch_groups: int = 1
+    fsdp_module_gathers: bool = False
+    fsdp_expert_modules: bool = False
     fsdp_reduce_dtype: GradientDtype = "fp32"
     fsdp_fp32: bool = False
     fsdp_gather_copy_bytes: float = 0.0

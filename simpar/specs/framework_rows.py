@@ -277,6 +277,7 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
         "llm-foundry",
         (Row((2023, 3),
              {"fused_norm": False, "loss": "unfused", "logits_fp32_copies": 2.0, "optimizer_traffic_bytes": 92.0, "no_mtp": True,
+              "transformers_classes": True,
               "fsdp_reduce_copy_bytes": 4.0, "offload_blocks_compute": True, "quantised_inputs": True,
               "linears_apart": LINEARS_APART},
              "FSDP1's gradients of views are joined to that of the flat parameter; plain torch modules under FSDP1: norm and "

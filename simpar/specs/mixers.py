@@ -330,6 +330,9 @@ class ExpertsSpec(Mixer):
     """Groups that routing is limited to."""
     top_groups: NonNegative = 0
     """Groups that a token may use."""
+    transformers_class: Literal["modules", "tensors", "every"] = "modules"
+    """How the family's class in transformers has its experts: modules, a tensor of all of them, or one whose every expert runs on
+    every token (Llama 4)."""
 
 
 class CustomSpec(Mixer):

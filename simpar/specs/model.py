@@ -38,6 +38,9 @@ class MoeSpec(Spec):
     """Groups (nodes) a token may reach; 0 = no limit."""
     n_group: NonNegative = 0
     """Groups that routing is limited to (DeepSeek); 0: none."""
+    transformers_class: Literal["modules", "tensors", "every"] = "modules"
+    """How the family's class in transformers has its experts: modules, a tensor of all of them, or one whose every expert runs on
+    every token (Llama 4)."""
 
 
 class MlaSpec(Spec):
