@@ -67,7 +67,7 @@ def compared(run: Run) -> dict[str, Any]:
     began, mine = time.process_time(), simulate(scenario, detail="stage")
     table = {**scenario.model_dump(mode="json", exclude={"plan", "published", "file"}, exclude_unset=True)}
     space = make_space(table, framework=limit_of(None, scenario.framework))
-    wish = Wish(fold=True, next_design=False, fit_probability=0.9, reach=REACH, tolerance=TOLD)
+    wish = Wish(fold=True, fit_probability=0.9, reach=REACH, tolerance=TOLD)
     result = answer([find(space, wish)])
     best = result.best
     if best is None:

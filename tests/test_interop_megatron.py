@@ -111,7 +111,9 @@ def test_forced_balance_is_a_flag_both_ways() -> None:
 
 @pytest.mark.parametrize("path", RUNNABLE, ids=lambda p: p.stem)
 def test_every_shipped_scenario_comes_back(path: Path) -> None:
-    scenario = plain(read_scenario(path))
+    # DeepSpeed's reductions below stage 3 wait for the backward, which Megatron-LM's gather does not do without.
+    overlap = ["plan.overlap_grad_reduce=true"] if path.stem.endswith(("zero1", "zero2")) else []
+    scenario = plain(read_scenario(path, overlap))
     text = launch_script(scenario)
     found = load(text)
     assert found.scenario == scenario
