@@ -120,7 +120,7 @@ BASES: Final[Mapping[str, Table]] = {
     "experts": _scenario(EXPERTS, {"tp": 2, "ep": 4, "etp": 2}, {"routing": {"kind": "zipf", "alpha": 0.5}},
                          effects={"seed": 1, "repetitions": 4}),
     "experts even": _scenario(EXPERTS, {"ep": 8}),
-    "experts as modules": {**_scenario(EXPERTS, {"dp": 16, "zero_stage": 3}), "framework": "deepspeed", "framework_version": "2024-06"},
+    "experts as modules": _scenario(EXPERTS, {"zero_stage": 3}, framework="deepspeed", framework_version="2024-06"),
     "counts": _scenario(EXPERTS, {"ep": 4}, {"routing": {"kind": "counts", "counts": [2.0, *[1.0] * 15]}}),
     "virtual": _scenario(DENSE, {"pp": 4, "virtual_stages": 2}),
     "virtual experts": _scenario(EXPERTS, {"pp": 2, "ep": 4, "virtual_stages": 2}),
