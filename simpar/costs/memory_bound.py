@@ -99,8 +99,9 @@ SM_CLOCK_HZ: Final = {
 """Clocks at which SMs run what does not load the tensor cores: data sheets' boost clocks."""
 STREAM: Final = "stream"
 """Elementary kernels over one large tensor each: at the rate of a copy, inside a training step as alone."""
-CHAINED: Final = frozenset({STREAM, "residual", "activation", "composite"})
-"""Elementary kernels at the rate of the memory, each of which reads what the kernel before it wrote."""
+CHAINED: Final = frozenset({STREAM, "composite"})
+"""Elementary kernels at the rate of the memory, each of which reads what the one before it wrote. An activation or a residual sum
+reads what a product wrote, which moved its own operands meanwhile, or what was written a block before."""
 CACHED: Final = (0.5, 1.0)
 """What one kernel reads and writes over the size of the L2 cache: up to the first the kernel after it finds all its inputs there,
 from the second on none. Kernels run over the same tensors again and again: torch's product with a number reaches 3.87 TB/s on a
