@@ -240,8 +240,7 @@ def run(priced: Priced, engine: Engine = "discrete_event", head: Head | None = N
     """Replay the program, behind its `head`; `effects` go to the discrete-event engine (interference, contention, noise, ...)."""
     if engine == "longest_path":
         return longest_path(priced.program, priced.table)
-    wanted = discrete_event.Effects(**{"interference": True, **effects})
-    return discrete_event.run(priced.program, priced.table, wanted, head=head)
+    return discrete_event.run(priced.program, priced.table, discrete_event.Effects(**{"interference": True, **effects}), head=head)
 
 
 def simulate(

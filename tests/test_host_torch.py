@@ -17,7 +17,7 @@ from simpar.costs.update_price import HOST_ADAM_BYTES_PER_S
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.keys import Gather, Reduce
 from simpar.parallel.layout import Layout
-from simpar.parallel.modules import containers, linears, matrices, pairs, weights
+from simpar.parallel.modules import containers, linears, matrices, module_experts, pairs, weights
 from simpar.parallel.traffic import state_collectives
 from simpar.specs.base import data_dir
 from simpar.specs.hardware import USUAL_X86, read_profile
@@ -105,7 +105,7 @@ def test_zero_3_fetches_each_linear_of_each_expert(version: str, apart: bool) ->
         return pricer, pricer.layout.stage_blocks[0][1]
 
     pricer, block = block_of("mixtral-8x7b", trainable="lora", lora_rank=8, lora_modules="all")
-    ranks = pricer.layout.module_experts
+    ranks = module_experts(pricer.layout)
     assert linears(block.layer, ranks) == (5, 3 * 8 if apart else 2)
     assert containers(block.layer, ranks) == 3 + (8 if apart else 0)
     assert pairs(block, ranks) == 4 + (3 * 8 if apart else 0)
@@ -116,8 +116,8 @@ def test_zero_3_fetches_each_linear_of_each_expert(version: str, apart: bool) ->
         price = pricer.block(block, "F")
         assert launch_seconds(pricer.layout, price, "F") > (5 + 24 + 2 + 11 + 3.5 * 28) * 0.29e-3
     pricer, block = block_of("mixtral-8x7b", 8)
-    assert linears(block.layer, pricer.layout.module_experts)[1] == (3 if apart else 2)
-    assert block_of("gpt-oss-20b")[0].layout.module_experts == 0
+    assert linears(block.layer, module_experts(pricer.layout))[1] == (3 if apart else 2)
+    assert module_experts(block_of("gpt-oss-20b")[0].layout) == 0
 
 
 def test_hooks_of_zero_3_run_on_one_gpu_too() -> None:

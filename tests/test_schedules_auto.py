@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.errors import InputError
-from simpar.schedules import Phase, Schedule, automatic_wave, build_schedule
+from simpar.schedules import Phase, Schedule, automatic_board, build_schedule
 from simpar.schedules.automatic import _handcrafted
-from simpar.schedules.automatic_wave import Board, Choices, StageTimes, Wave, play, waves
+from simpar.schedules.automatic_board import Board, StageTimes
+from simpar.schedules.automatic_wave import Choices, Wave, play, waves
 from simpar.schedules.order import goes_on
 
 # Qi et al. 2023 (arXiv 2401.10241): stage times in ms that the authors profiled (arXiv Table 9) and the bubbles that they
@@ -205,7 +206,7 @@ def test_waves_left_out_are_those_that_would_be_played(
 
     found = boards()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(automatic_wave, "_WORTHWHILE", 10**9)
+        patch.setattr(automatic_board, "_WORTHWHILE", 10**9)
         whole = boards()
     for one, other in zip(found, whole, strict=True):
         assert one.rows == other.rows

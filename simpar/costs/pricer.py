@@ -37,7 +37,7 @@ from simpar.parallel.keys import (
     TiedReduce,
 )  # fmt: skip
 from simpar.parallel.layout import Layout
-from simpar.parallel.modules import attentions, containers, matrices, pairs, rotaries, weights
+from simpar.parallel.modules import counts, module_experts
 from simpar.parallel.traffic import send_collectives, state_collectives
 from simpar.parallel.work import (
     AttentionWork,
@@ -194,9 +194,7 @@ class LayoutPricer:
             found = self._alone(block, phase)
             if hides_exchanges(self.layout, block, phase):
                 found = without_hidden(found, self.hidden_share(block))
-            layer, ranks = block.layer, self.layout.module_experts
-            found = replace(found, weights=weights(layer, ranks), containers=containers(layer, ranks), matrices=matrices(layer))
-            self._blocks[key] = replace(found, pairs=pairs(block, ranks), attentions=attentions(layer), rotaries=rotaries(layer))
+            self._blocks[key] = replace(found, **counts(block, module_experts(self.layout)))
         return self._blocks[key]
 
     def _alone(self, block: LocalBlock, phase: str) -> BlockPrice:

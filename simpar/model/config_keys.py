@@ -72,6 +72,15 @@ UNDERSTOOD = (
 )  # fmt: skip
 """Keys that the general reader understands: where it did not ask for one, the model has nothing for it to say."""
 TIED = ("tie_word_embeddings", "tie_embedding", "share_embedding", "weight_tying")
+EXPERT_CLASSES: Final = {
+    "llama4_text": "every",
+    **dict.fromkeys(("gpt_oss", "granitemoe", "granitemoeshared", "granitemoehybrid", "jetmoe", "dbrx"), "tensors"),
+}  # fmt: skip
+"""Family -> how transformers 4.51 to 4.57 have its experts where these are no modules (until version 5 Mixtral's and Qwen's were).
+
+Llama4TextMoe, to 5.24: hidden states once for each expert, two torch.bmm, a sum over the experts; scores of those not chosen are
+zeros. No other class does so where it trains: GptOssExperts takes that way for inference and loops over the experts that were hit,
+as Mixtral's and Qwen's kin do; GraniteMoe and JetMoe sort their rows, Dbrx loops over slices of its tensors."""
 EXPERTS = (
     "n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts", "num_routed_experts", "moe_num_primary_experts",
     "num_moe_experts",

@@ -6,9 +6,9 @@ mixers of its own derives from `Decoder` and overrides the method that builds th
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Literal
 
-from simpar.model.config_keys import EXPERTS, PER_TOKEN, TIED, UNDERSTOOD, Keys
+from simpar.model.config_keys import EXPERT_CLASSES, EXPERTS, PER_TOKEN, TIED, UNDERSTOOD, Keys
 from simpar.model.family import Family, Layout
 from simpar.model.pieces import deal, lookup, norm_extra, vector
 from simpar.specs.architecture import MOST_LAYERS, ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec
@@ -27,16 +27,6 @@ StepNorm = Literal["none", "pre", "post", "sandwich"]
 MAMBA = ("mamba", "mamba2", "linear_attention", "hybrid", "hybrid_mamba")
 RECURRENT = (*MAMBA, "conv", "recurrent", "mlstm")
 """Kinds of layer that a family may give another mixer than softmax attention."""
-
-EXPERT_CLASSES: Final = {
-    "llama4_text": "every",
-    **dict.fromkeys(("gpt_oss", "granitemoe", "granitemoeshared", "granitemoehybrid", "jetmoe", "dbrx"), "tensors"),
-}  # fmt: skip
-"""Family -> how transformers 4.51 to 4.57 have its experts where these are no modules (until version 5 Mixtral's and Qwen's were).
-
-Llama4TextMoe, to 5.24: hidden states once for each expert, two torch.bmm, a sum over the experts; scores of those not chosen are
-zeros. No other class does so where it trains: GptOssExperts takes that way for inference and loops over the experts that were hit,
-as Mixtral's and Qwen's kin do; GraniteMoe and JetMoe sort their rows, Dbrx loops over slices of its tensors."""
 
 
 class Decoder:

@@ -14,7 +14,10 @@ from typing import Final
 from simpar.parallel.degrees import Degrees
 from simpar.parallel.split_options import SplitOptions
 from simpar.parallel.work import Collective, ExpertExchange, MemoryWork, OpList
+from simpar.specs.architecture import TokenModel
+from simpar.specs.framework_policies import Kernels
 from simpar.specs.plan import PlanSpec
+from simpar.specs.scenario import Scenario
 from simpar.specs.training import RoutingSpec
 
 Passes = tuple[tuple[str, float], ...]
@@ -29,6 +32,15 @@ where there is none. Local: on one expert rank as well, whose rows are in that o
 and backward adds the gradients up in zeros. Padded: first the rows are copied behind each other with an empty one, which others
 come to stand for; backward of the way back its gradient is put into zeros (torchtitan models/moe/utils.py, _permute and
 _unpermute)."""
+
+
+def expert_rows(scenario: Scenario, kernels: Kernels, load_factor: float) -> float:
+    """Rows of an expert rank over those of balanced routing: of all its experts where each runs on every token."""
+    moe = scenario.model.moe if isinstance(scenario.model, TokenModel) else None
+    if moe is not None and moe.transformers_class == "every" and kernels.transformers_classes:
+        return moe.num_experts / moe.num_experts_per_tok
+    capacity = scenario.training.routing.capacity_factor
+    return load_factor if capacity is None else capacity
 
 
 def fixes_tokens(plan: PlanSpec, routing: RoutingSpec) -> bool:

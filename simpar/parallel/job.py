@@ -11,7 +11,7 @@ from simpar.graph.rematerialise import Recompute
 from simpar.parallel.adapters import pairs_of_run
 from simpar.parallel.data import StateBytes
 from simpar.parallel.degrees import Degrees
-from simpar.parallel.expert import fixes_tokens
+from simpar.parallel.expert import expert_rows, fixes_tokens
 from simpar.parallel.libraries import library_of
 from simpar.parallel.split_options import SplitOptions
 from simpar.specs.architecture import TokenModel, has_experts
@@ -108,15 +108,13 @@ class Job:
         width = (float(model.vocab_size), float(model.hidden_size)) if isinstance(model, TransformerSpec) else (1.0, 1.0)
         in_graph = compiled and training.compile != "model"
         loss = loss_of(spec, training.cross_entropy, compiled=in_graph, tp=plan.tp, sizes=(tokens, *width), pure=self.pure_bf16)
-        gpu = self.hardware.gpu
-        wider = tuple((w, k) for part, w, k in own.attention_head_dim if part == gpu.architecture or part in gpu.name)
         fp8 = training.narrow_in("linears")
         narrow = fp8 and (not own.saves_gathered_input or training.precision in own.narrow_inputs)
         return KernelPlan(
             library=library_of(own, training, compiled=compiled, tp=plan.tp, math_attention=self._math_attention),
             loss=loss,
             element=4.0 if training.precision in ("fp32", "tf32") else 2.0,
-            wide_heads=((0, "unfused"),) if self.attention_kernel == "unfused" else wider,
+            wide_heads=((0, "unfused"),) if self.attention_kernel == "unfused" else own.wide_heads(self.hardware.gpu),
             dropout=dropout_of(self.scenario, spec),
             linear_input_bytes=_SCALED_BYTES.get(training.precision, 1.0) if narrow else 2.0,
             loss_all_reduces=2 if training.cross_entropy == "fused" else spec.head.cross_entropy_all_reduces,
@@ -179,15 +177,6 @@ class Job:
         counted on the device alone as by hybridep (Megatron-Core transformer/moe/token_dispatcher.py)."""
         return not fixes_tokens(self.plan, self.training.routing) and self.plan.ep_dispatcher != "hybridep"
 
-    @property
-    def _expert_rows(self) -> float:
-        """Rows of an expert rank over those of balanced routing: of all its experts where each runs on every token."""
-        moe = self.scenario.model.moe if isinstance(self.scenario.model, TokenModel) else None
-        if moe is not None and moe.transformers_class == "every" and self.framework.kernels.transformers_classes:
-            return moe.num_experts / moe.num_experts_per_tok
-        capacity = self.training.routing.capacity_factor
-        return self.load_factor if capacity is None else capacity
-
     @cached_property
     def options(self) -> SplitOptions:
         """How blocks are split, with the plan's recomputation."""
@@ -219,7 +208,7 @@ class Job:
             activation_implementation="tuned" if self._fuses_operations else own.activation_kernel,
             accumulate_fp32=own.wgrad_accumulation_fusion and self.gradient_dtype == "fp32",
             moe=model.moe if isinstance(model, TokenModel) else None,
-            load_factor=self._expert_rows,
+            load_factor=expert_rows(self.scenario, own, self.load_factor),
             spare_rows=float(self.plan.ep) if capacity is None and own.static_routing else 1.0,
             one_hot=capacity is not None and own.static_routing,
             dense_experts=capacity is None and self.hardware.gpu.vendor in own.dense_experts,

@@ -353,18 +353,6 @@ class Layout(Job):
         """Ranks that hold the same dense weights."""
         return self.mesh.dp * self.mesh.cp
 
-    @property
-    def module_experts(self) -> int:
-        """Expert ranks where the model's experts are modules each, with hooks and linears of their own; 0 = they are not."""
-        moe = self.options.moe
-        apart = moe is not None and moe.transformers_class == "modules" and self.framework.data.fsdp_expert_modules
-        return self.mesh.ep if apart else 0
-
-    @property
-    def fills_buckets(self) -> bool:
-        """Whether gradients are copied into a buffer and reduced once that is full (DeepSpeed)."""
-        return self.plan.zero_stage in self.framework.data.gradient_buffers
-
     def buckets(self, stage: int, *, bucketed: bool) -> tuple[tuple[int, int], ...]:
         """Blocks of a stage as gradient buckets [first, last), last block first (the order of the backward)."""
         blocks = self.stage_blocks[stage]

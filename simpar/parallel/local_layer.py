@@ -19,7 +19,7 @@ from simpar.graph.shard import Layout, Shards
 from simpar.graph.types import Attention, Convolution, Custom, Einsum, Layer, Loss, Node, Norm, Scan
 from simpar.parallel.adapters import pairs_of
 from simpar.parallel.split_options import SplitOptions
-from simpar.parallel.work import AttentionWork, Direction, Gemm, GroupedGemm, KernelWork, MemoryWork, fused
+from simpar.parallel.work import AttentionWork, Direction, Gemm, GroupedGemm, KernelWork, MemoryWork, OpList, fused
 
 SOFTMAX_BATCHES: Final = 4
 """What batch times heads must divide by for Megatron's softmax kernel, else torch's chain runs (model/fused_softmax.py)."""
@@ -114,6 +114,17 @@ class LocalLayer:
         for axis in axes:
             found *= self.shards.extent(axis, "tensor")
         return found
+
+    def _pad(self, node: Node, product: Gemm | GroupedGemm, ops: OpList) -> None:
+        """Put the kernel that writes a row for every expert, all but one zeros, where one product is over all experts."""
+        if self.options.dense_experts and self.grouped(node) and isinstance(product, Gemm):
+            wide = product.n if product.direction == "dgrad" else product.k
+            suffix = "" if product.direction == "forward" else ".backward"
+            ops.compute(f"{node.name}.pad{suffix}", self._moving("copy", self.element * product.m * wide))
+
+    def _moving(self, kernel: str, moved: float, launches: int = 1) -> MemoryWork:
+        """Work of a memory-bound kernel of the run's library."""
+        return MemoryWork(kernel, moved, launches, self.options.memory_implementation)
 
     def launches(self, kernel: Kernel) -> int:
         """Kernels of one product: expert matmuls run one after the other over streams (TransformerEngine GroupedLinear), and

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from simpar.graph.types import Attention, Einsum, Elementwise, Layer, Node
 from simpar.parallel.blocks import LocalBlock
+from simpar.parallel.layout import Layout
 
 _CONTAINERS: Final = 3
 """Attention, feed-forward and the layer around them."""
+
+
+def module_experts(layout: Layout) -> int:
+    """Expert ranks where the model's experts are modules each, with hooks and linears of their own; 0 = they are not."""
+    moe = layout.options.moe
+    apart = moe is not None and moe.transformers_class == "modules" and layout.framework.data.fsdp_expert_modules
+    return layout.mesh.ep if apart else 0
 
 
 def _experts(layer: Layer, node: Node, ranks: int) -> int:
@@ -72,3 +80,12 @@ def containers(layer: Layer, ranks: int = 0) -> int:
     if layer.name in ("embedding", "head"):
         return 0
     return _CONTAINERS + (max(_experts(layer, node, ranks) for node in layer.nodes) if ranks else 0)
+
+
+def counts(block: LocalBlock, ranks: int) -> dict[str, Any]:
+    """All of these counts by name (`ranks`, as above): what the host's hooks run for."""
+    layer = block.layer
+    return {
+        "weights": weights(layer, ranks), "containers": containers(layer, ranks), "matrices": matrices(layer),
+        "pairs": pairs(block, ranks), "attentions": attentions(layer), "rotaries": rotaries(layer),
+    }  # fmt: skip

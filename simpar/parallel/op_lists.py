@@ -141,17 +141,6 @@ class Lists(LocalLayer):
         for c in casts(self.options.casts, product.direction, again=again):
             ops.compute(f"{name}.cast{suffix}", MemoryWork(c.kernel, c.bytes * elements[c.tensor], 1, c.implementation))
 
-    def _pad(self, node: Node, product: Gemm | GroupedGemm, ops: OpList) -> None:
-        """Put the kernel that writes a row for every expert, all but one zeros, where one product is over all experts."""
-        if self.options.dense_experts and self.grouped(node) and isinstance(product, Gemm):
-            wide = product.n if product.direction == "dgrad" else product.k
-            suffix = "" if product.direction == "forward" else ".backward"
-            ops.compute(f"{node.name}.pad{suffix}", self._moving("copy", self.element * product.m * wide))
-
-    def _moving(self, kernel: str, moved: float, launches: int = 1) -> MemoryWork:
-        """Work of a memory-bound kernel of the run's library."""
-        return MemoryWork(kernel, moved, launches, self.options.memory_implementation)
-
     def _autocast(self, node: Product, ops: OpList, suffix: str = "") -> None:
         """Put casts of a product's operands to 16 bits under autocast, backward of their gradients to fp32."""
         plan = self.options.kernels

@@ -8,7 +8,7 @@ from simpar.parallel.beside import op_of
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.keys import BlockOp, Gather, Reduce, Send
 from simpar.parallel.layout import Layout
-from simpar.parallel.modules import linears, matrices
+from simpar.parallel.modules import linears, matrices, module_experts
 from simpar.parallel.work import Collective, Dimension, ExpertExchange, LocalOp
 
 
@@ -82,7 +82,7 @@ def _module_gathers(layout: Layout, key: Gather, *, expert: bool) -> float:
     layers = [block.layer for block in layout.stage_blocks[key.stage][key.first : key.last]]
     if layout.framework.host.fsdp_rank_lists and not expert:  # of Megatron-LM's modules
         return float(max(sum(matrices(layer) - linears(layer)[True] for layer in layers), 1))
-    return float(max(sum(linears(layer, layout.module_experts)[expert] for layer in layers), 1))
+    return float(max(sum(linears(layer, module_experts(layout))[expert] for layer in layers), 1))
 
 
 def stays_gathered(layout: Layout, blocks: Sequence[LocalBlock]) -> list[bool]:

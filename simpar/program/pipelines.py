@@ -85,7 +85,7 @@ class Pipelines:
 
     def _find_buckets(self, stage: int) -> tuple[Segment, ...]:
         layout = self.layout
-        if (self.gather_always or self.reduce_always) and not layout.fills_buckets:
+        if (self.gather_always or self.reduce_always) and not layout.framework.data.fills_buckets(layout.plan.zero_stage):
             return tuple((i, i + 1) for i in range(self.blocks(stage) - 1, -1, -1))
         bucketed = layout.overlap_grad_reduce or self.gather_always or self.reduce_always
         if layout.framework.data.buckets_on_first_pipeline_rank_only and stage != 0:

@@ -63,7 +63,7 @@ def whole_embedding_gradient(layout: Layout) -> float:
 def bucket_elements(layout: Layout) -> float:
     """Gradients that are put into a buffer before they are reduced; 0 = there is none."""
     plan = layout.plan
-    if not layout.fills_buckets or plan.pp > 1 or layout.training.optimizer == "none":
+    if not layout.framework.data.fills_buckets(plan.zero_stage) or plan.pp > 1 or layout.training.optimizer == "none":
         return 0.0
     return plan.reduce_bucket_size or layout.framework.data.bucket_elements_min
 

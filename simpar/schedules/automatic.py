@@ -13,7 +13,8 @@ from math import inf, isfinite
 
 from simpar.errors import Violation
 from simpar.schedules.action import Action, Phase
-from simpar.schedules.automatic_wave import Board, StageTimes, play, waves
+from simpar.schedules.automatic_board import Board, StageTimes
+from simpar.schedules.automatic_wave import play, waves
 from simpar.schedules.family import ScheduleFamily
 from simpar.schedules.interleaved_zb import delayed_weights
 from simpar.schedules.schedule import Schedule, loop_placement

@@ -212,7 +212,7 @@ class Shardings:
         blocks = cut.held @ cut.composition.counts
         always = self.always[columns]
         reduce = np.array([p.reduce for p in pricers])[which] @ blocks.T
-        filled = np.array([p.layout.fills_buckets for p in pricers])[which]
+        filled = np.array([p.layout.framework.data.fills_buckets(p.layout.plan.zero_stage) for p in pricers])[which]
         if filled.any():  # one bucket is the least that they cost
             whole = np.array([p.each("reduce", cut.dense, cut.expert) for p in pricers])[which][:, cut.which]
             reduce = np.where(filled[:, None], np.minimum(whole @ cut.held.T, reduce), reduce)
@@ -233,7 +233,7 @@ class Shardings:
         """
         layout, always = pricers[0].layout, self.always[columns]
         gathers = np.array([p.gather for p in pricers])[which] * (always & one_queue(layout))[:, None]
-        filled = np.array([p.layout.fills_buckets for p in pricers])[which]
+        filled = np.array([p.layout.framework.data.fills_buckets(p.layout.plan.zero_stage) for p in pricers])[which]
         waits = always & self.reduces_always[columns] & reductions_block(layout) & ~filled
         reduces = np.array([p.reduce for p in pricers])[which] * waits[:, None]
         return np.asarray((gathers + reduces) @ cut.behind.T)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from simpar.specs.framework_words import LOSS_WORK, AttentionKernel, GradientDtype, LossKind, Placeholders
+from simpar.specs.hardware import GpuSpec
 
 _NEWEST_KERNEL: Final[dict[str, AttentionKernel]] = {"volta": "unfused", "turing": "fa1"}
 """FlashAttention-2 and cuDNN's fused attention start with Ampere, FlashAttention with Turing (Dao-AILab/flash-attention README)."""
@@ -174,6 +175,12 @@ class Kernels(Policy):
     def weighs_apart(self) -> bool:
         """Whether kernels of their own weigh experts' outputs in fp32."""
         return self.expert_output_fp32 and (self.eager_experts or not self.fused_activation)
+
+    def wide_heads(self, gpu: GpuSpec) -> tuple[tuple[int, str], ...]:
+        """(widest head, kernel of wider ones) of `attention_head_dim` that apply to this GPU."""
+        return tuple(
+            (most, kernel) for part, most, kernel in self.attention_head_dim if part == gpu.architecture or part in gpu.name
+        )
 
     def attention_kernel(self, architecture: str) -> AttentionKernel:
         """The attention kernel on a GPU of `architecture` ("ampere", ...), of heads that it takes."""
@@ -371,6 +378,10 @@ class DataParallel(Policy):
     fsdp_root: Literal["all", "tied", "none"] = "none"
     fsdp_frozen_holds_inputs: bool = False
     offload_blocks_compute: bool = False
+
+    def fills_buckets(self, zero_stage: int) -> bool:
+        """Whether gradients are copied into a buffer and reduced once that is full (DeepSpeed)."""
+        return zero_stage in self.gradient_buffers
 
     def all_reduces_whole(self, zero_stage: int) -> bool:
         """Whether gradients are all-reduced whole although the optimizer's states are sharded."""
