@@ -33,12 +33,15 @@ def linears(layer: Layer, ranks: int = 0) -> tuple[int, int]:
     Args:
         ranks: expert ranks where each expert is a module with linears of its own; 0 = a product of all experts has one weight.
     """
-    found = [0, 0]
+    others = grouped = 0
     for node in layer.nodes:
-        if isinstance(node, Einsum) and node.weight:
-            experts = _experts(layer, node, ranks)
-            found[experts > 0] += experts * (node.linears if ranks else 1) or node.linears
-    return found[0], found[1]
+        if not isinstance(node, Einsum) or not node.weight:
+            continue
+        if experts := _experts(layer, node, ranks):
+            grouped += experts * (node.linears if ranks else 1)
+        else:
+            others += node.linears
+    return others, grouped
 
 
 @lru_cache(maxsize=4096)
