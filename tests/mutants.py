@@ -172,6 +172,8 @@ MUTANTS = (
     # -- search
     Mutant("undercut the wrong way round", "simpar/searching/swept.py",
            "(self.rows <= prices[row]).all(axis=1)", "(self.rows >= prices[row]).all(axis=1)", (SURFACE,)),
+    Mutant("a closed design is opened again", "simpar/searching/closed.py", "if found.name in self.known:", "if False:",
+           ("tests/test_search_store.py::test_a_search_killed_inside_its_parts_goes_on_there",)),
     Mutant("ranks of a mixed cluster hold fewer layers than they have time for", "simpar/searching/mixed_branch.py",
            "np.where(few <= even, few,", "0.7 * np.where(few <= even, few,", ("tests/test_search_mixed.py",)),
     Mutant("schedules in a V are bounded without waits", "simpar/searching/design_bounds.py", "ways=ways,", "ways=0.0 * ways,",
@@ -182,6 +184,8 @@ MUTANTS = (
     Mutant("what one queue holds up is in no bound", "simpar/searching/state_sharding.py",
            "(gathers + reduces) @", "0.0 * (gathers + reduces) @",
            ("tests/test_search_bounds.py::test_gathers_and_reductions_of_one_queue_hide_behind_nothing",)),
+    Mutant("closed designs are not written", "simpar/searching/find.py", "task.on_closed = store.designs_done", "pass",
+           ("tests/test_search_store.py::test_a_search_killed_inside_its_parts_goes_on_there",)),
     Mutant("a store killed at its birth is a stranger's", "simpar/searching/store.py", " or self._unborn()", "",
            ("tests/test_search_store.py::test_a_store_whose_search_was_killed_at_once_is_empty",)),
     Mutant("ties within three per cent", "simpar/searching/answer.py", "TIE: Final = 0.01", "TIE: Final = 0.03", (SURFACE,)),

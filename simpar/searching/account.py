@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
 from simpar.searching.choice import Choice
-from simpar.searching.incumbents import Scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +65,4 @@ class Account:
         return cls(Counter(data["rejected"]), Counter(data["evaluated"]), int(data["kept"]), skipped, seen)
 
 
-@dataclass(frozen=True, slots=True)
-class Followers:
-    """Whom a search tells what.
-
-    Attributes:
-        on_scored: every simulated layout.
-        on_progress: what nothing that is left ranks before.
-    """
-
-    on_scored: Callable[[Scored], None] | None = None
-    on_progress: Callable[[float], None] | None = None
-
-
-__all__ = ["Account", "Followers", "Glimpse"]
+__all__ = ["Account", "Glimpse"]

@@ -14,9 +14,10 @@ from simpar.engine.longest_path import longest_path_batch
 from simpar.model.kind import kind_of, site_of
 from simpar.readings import TENTH, fit_probability
 from simpar.result.interval import HALF_WIDTH, together
-from simpar.searching.account import Account, Followers
+from simpar.searching.account import Account
 from simpar.searching.branch import Branch
 from simpar.searching.choice import Choice
+from simpar.searching.closed import Followers
 from simpar.searching.evaluation import Evaluation
 from simpar.searching.incumbents import NO_LIMITS, Incumbents, Limits, Scored
 from simpar.searching.mixed_branch import MixedBranch
