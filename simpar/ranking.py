@@ -14,8 +14,11 @@ from simpar.statistics import Comparison
 
 SWEEP_KEYS: Final = ("source", "model_name", "workload", "n_gpus", "global_batch", "seq_len", "gpu", "precision")
 """Runs that agree in these are one sweep; models of one name may differ in heads or layers, and routing is no layout."""
-LAYOUT_KEYS: Final = ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "dp", "zero_stage", "micro_batch", "recompute", "pp_schedule")
-"""What a layout is; runs of a sweep that agree in these too are repeats, of which the median counts."""
+LAYOUT_KEYS: Final = (
+    "tp", "sp", "pp", "vpp", "cp", "ep", "etp", "dp", "zero_stage", "micro_batch", "recompute", "pp_schedule", "styles"
+)  # fmt: skip
+"""What a layout is; runs of a sweep that agree in these too are repeats, of which the median counts. `styles` are those of a
+design beside its degrees: how context and tokens of experts are exchanged, and what lives on the host."""
 MIN_LAYOUTS: Final = 3
 
 

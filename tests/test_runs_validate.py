@@ -329,6 +329,23 @@ def test_sequence_parallelism_makes_another_layout_and_repeats_do_not(tmp_path: 
     assert sweep.layouts == 3
 
 
+def test_another_exchange_of_tokens_is_another_layout_and_overlap_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    moe: dict[str, Any] = {
+        "arch": "moe",
+        "moe_experts": 8,
+        "moe_topk": 2,
+        "moe_ffn": 1024,
+        "ep": 4,
+        "moe_routing": "force-balanced",
+    }
+    layouts: list[dict[str, Any]] = [{}, {"moe_routing": "force-balanced, DeepEP"}, {"tp": 8, "dp": 2}]
+    layouts += [{"overlap_grad_reduce": False}, {"overlap_grad_reduce": True}]
+    path.write_text("\n".join(json.dumps(row(id=f"r{i}", **moe | changes)) for i, changes in enumerate(layouts)))
+    (sweep,) = validate_runs(path, workers=1, predictor=ten_percent_slow).sweeps
+    assert sweep.layouts == 3
+
+
 @pytest.mark.parametrize("other", [{"heads": 96, "kv_heads": 96, "head_dim": 64}, {"layers": 48}, {"task": "lora"}], ids=str)
 def test_another_model_of_the_same_name_is_another_sweep(tmp_path: Path, other: dict[str, Any]) -> None:
     path = tmp_path / "runs.jsonl"

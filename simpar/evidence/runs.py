@@ -27,6 +27,7 @@ from simpar.evidence.run_workers import Bar, in_order
 from simpar.evidence.spread import predict_run
 from simpar.ranking import RankingSummary, SweepRanking, rank_sweeps, summarize_rankings
 from simpar.readings import Open
+from simpar.specs.plan import PlanSpec
 from simpar.specs.scenario import Scenario
 from simpar.statistics import (
     ChanceBand,
@@ -160,7 +161,7 @@ def compare(run: Run, prediction: Prediction | None, failure: str = "", answer: 
             fields["details"]["fit_probability"] = p.fit_probability
         if p and run.scenario is not None:
             stands = {"state": STALLED} if stalled(p, run.scenario, measured.step_time_s) else {}
-            fields["more"] = {"workload": workload_of(run.scenario)} | stands
+            fields["more"] = {"workload": workload_of(run.scenario), "styles": _styles(run.scenario.plan)} | stands
         add("step_time_s", measured.step_time_s, **fields)
     if measured.peak_memory_bytes is not None:
         kind = {"memory_kind": KIND_TITLES[measured.memory_kind]}
@@ -179,6 +180,14 @@ def workload_of(scenario: Scenario) -> str:
     training = scenario.training
     told = (training.routing, training.trainable, training.lora_rank, training.lora_modules, training.document_lengths)
     return sha256(repr((scenario.model, told)).encode()).hexdigest()[:12]
+
+
+def _styles(plan: PlanSpec) -> str:
+    """What makes another design of the same degrees."""
+    found = [plan.cp_style] if plan.cp > 1 else []
+    found += [plan.ep_dispatcher] if plan.ep > 1 else []
+    found += [name for name, share in plan.offload.model_dump().items() if share]
+    return " ".join(found)
 
 
 def _memory(run: Run, p: Prediction) -> dict[str, Any]:

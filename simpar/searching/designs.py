@@ -1,8 +1,8 @@
 """Designs: what a person would call different choices, and what is left to choose freely within one.
 
-A design is a mesh, a micro-batch, a family of schedules, a kind of recomputation, a ZeRO stage, a style of context parallelism and
-what lives on the host. How many virtual stages, which layers of a stage, which order of ranks, what runs beside what: those are
-settings of a design, of which the best counts.
+A design is a mesh, a micro-batch, a family of schedules, a kind of recomputation, a ZeRO stage, a style of context parallelism, how
+tokens reach their experts and what lives on the host. How many virtual stages, which layers of a stage, which order of ranks, what
+runs beside what: those are settings of a design, of which the best counts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def design_key(choice: Choice) -> DesignKey:
     g, v, s, o = choice.group, choice.variant, choice.state, choice.offload
     return (
         g.stage_tp or g.tp, g.cp, g.pp, g.dp, g.ep, g.etp if g.ep > 1 else 0, choice.micro_batch_size,
-        v.cp_style if g.cp > 1 else "", v.precision, family(choice.pipeline.schedule) if g.pp > 1 else "",
+        v.cp_style if g.cp > 1 else "", v.ep_dispatcher if g.ep > 1 else "", v.precision,
+        family(choice.pipeline.schedule) if g.pp > 1 else "",
         recompute_kind(choice.recompute), s.zero_stage if g.dp * g.cp > 1 else 0, o.activations > 0, o.optimizer,
         s.offload_parameters,
     )  # fmt: skip
@@ -50,6 +51,7 @@ def design_name(choice: Choice) -> str:
     words = [" ".join([*degrees, f"dp{g.dp}"]), f"micro-batch {choice.micro_batch_size}"]
     if g.cp > 1:
         words.append(f"{choice.variant.cp_style.replace('_', '-')} attention")
+    words += [f"{choice.variant.ep_dispatcher} exchange"] if g.ep > 1 and choice.variant.ep_dispatcher != "alltoall" else []
     if g.pp > 1:
         words.append(family(choice.pipeline.schedule))
     kind = recompute_kind(choice.recompute)
