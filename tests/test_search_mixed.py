@@ -140,6 +140,9 @@ def test_command(tmp_path: Path) -> None:
     assert 0.0 <= answer["optimality_gap"] < 0.01
     assert answer["try_these"]
     assert (tmp_path / "page.html").stat().st_size > 10_000
+    printed = CliRunner().invoke(app, ["search", str(file), "--quiet", *more, "--why", "dp=2"])
+    assert printed.exit_code == 0, printed.output
+    assert "A100 SXM 80GB + H100 SXM: batch" in " ".join(printed.stdout.split())
 
 
 def test_layers_by_cost_on_one_kind_of_machine() -> None:

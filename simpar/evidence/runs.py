@@ -184,7 +184,7 @@ def workload_of(scenario: Scenario) -> str:
 
 def _styles(plan: PlanSpec) -> str:
     """What makes another design of the same degrees."""
-    found = [plan.cp_style] if plan.cp > 1 else []
+    found: list[str] = [plan.cp_style] if plan.cp > 1 else []
     found += [plan.ep_dispatcher] if plan.ep > 1 else []
     found += [name for name, share in plan.offload.model_dump().items() if share]
     return " ".join(found)

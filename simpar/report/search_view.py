@@ -41,9 +41,10 @@ def search_report(answer: Answer, reasons: list[Why]) -> RenderableType:
 
 def _job(answer: Answer) -> Text:
     """What is searched for, in one line."""
-    job = answer.found[0].space.template
+    space = answer.found[0].space
+    job = space.template
     sizes = " or ".join(f"{size:,}" for size in sorted({f.space.template.world_size for f in answer.found}))
-    return Text(f"{job.model.name} on {sizes} x {job.hardware.gpu.name}: {job_text(job)}", style="bold underline")
+    return Text(f"{job.model.name} on {sizes} x {space.hardware.gpu.name}: {job_text(job)}", style="bold underline")
 
 
 def proof(gap: float | None, *, finished: bool, found: bool) -> str:
@@ -67,7 +68,7 @@ def _certificate(answer: Answer) -> Text:
         text = f"the best of {answer.seen} simulated with the scenario's effects{near}"
     if answer.wish.front and answer.candidates and answer.finished:
         text = f"the front over {', '.join(answer.wish.front)}, {len(answer.candidates)} layouts"
-    return Text(f"{answer.size:,} layouts in {seconds:.1f} s: {text} [{evaluation}]", style="bold")
+    return Text(f"{answer.size:,} layouts in {seconds:.1f} s: {text}" + (f" [{evaluation}]" if evaluation else ""), style="bold")
 
 
 def _value(c: Candidate, name: str) -> str:
