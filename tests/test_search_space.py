@@ -61,6 +61,15 @@ def small(model: dict[str, object], *fix: str, **options: object) -> Space:
     return space_of(model, nodes=1, sequence=1024, batch=16, fix=(*kept, *fix), **options)  # type: ignore[arg-type]
 
 
+def test_the_exchange_of_the_scenario_is_one_of_the_choices() -> None:
+    given = moe_space().template
+    stated = given.model_copy(update={"plan": given.plan.model_copy(update={"ep_dispatcher": "hybridep"})})
+    for template, more in ((given, set()), (stated, {"hybridep"})):
+        space = Space(template, {}, None)
+        met = {v.ep_dispatcher for group in space.groups if group.ep > 1 for v in space.variants(group)}
+        assert met == {"alltoall", "deepep"} | more
+
+
 def test_divisors() -> None:
     for whole in range(1, 400):
         assert divisors(whole) == [d for d in range(1, whole + 1) if whole % d == 0]

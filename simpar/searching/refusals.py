@@ -18,7 +18,8 @@ from simpar.topology.mesh import parse_placement
 
 _MODULES: Final = tuple(dict.fromkeys(("attention", "op", *axes.DENSE_MODULES, *axes.MOE_MODULES, *axes.MLA_MODULES)))
 _WORDS: Final = {
-    "cp_style": ("ring", "all_gather", "ulysses"), "ep_dispatcher": ("alltoall", "deepep"), "precision": get_args(Precision),
+    "cp_style": ("ring", "all_gather", "ulysses"), "ep_dispatcher": ("alltoall", "deepep", "hybridep"),
+    "precision": get_args(Precision),
 }  # fmt: skip
 _PLAIN: Final = {
     "tp": 1, "cp": 1, "pp": 1, "dp": 1, "ep": 1, "etp": 1, "placement": axes.PLACEMENTS[0], "micro_batch_size": 1,

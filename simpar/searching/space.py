@@ -192,7 +192,7 @@ class Space:
         styles = self.values("cp_style", ("ring", "all_gather", "ulysses")) if cp > 1 else ["ring"]
         overlap_tp = self.values("overlap_tp", flags) if tp > 1 and transformer else [False]
         overlap_ep = self.values("overlap_ep", flags) if ep > 1 else [False]
-        dispatchers = self.values("ep_dispatcher", ("alltoall", "deepep")) if ep > 1 else ["alltoall"]
+        dispatchers = self.values("ep_dispatcher", ("alltoall", "deepep", plan.ep_dispatcher)) if ep > 1 else ["alltoall"]
         precisions = self.values("precision", (self.template.training.precision,))
         found = product(sequence, styles, overlap_tp, overlap_ep, dispatchers, precisions)
         # Chunked overlap pipelines the all-gather and reduce-scatter of sequence parallelism; all-reduces are not chunked.
