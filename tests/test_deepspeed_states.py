@@ -89,6 +89,15 @@ def test_gradients_of_stage_3_are_moved_three_times_before_they_leave() -> None:
     assert prepare(zero(3)).layout.options.reduce_copy_bytes == 3 * (2.0 + 2.0)
 
 
+def test_below_stage_3_updated_weights_are_gathered_before_the_step_returns() -> None:
+    """stage_1_and_2.py step ends with all_gather_dp_groups: what follows the update is not hidden by the next forward."""
+    for stage in (1, 2):
+        result, _ = _reductions(stage)
+        names = [OpKind(kind) for kind in result.program.kind]
+        assert OpKind.GATHER_PARAMETERS in names[names.index(OpKind.OPTIMIZER) :]
+        assert OpKind.GATHER_PARAMETERS not in names[: names.index(OpKind.OPTIMIZER)]
+
+
 def test_below_stage_3_nothing_is_computed_beside_a_reduction() -> None:
     """overlap_comm is off unless asked for (zero/config.py overlap_comm_valid)."""
     size = {"reduce_bucket_size": 1}

@@ -20,12 +20,14 @@ DEEPSPEED: Final = (
          "abilities": ("pure_bf16", "narrow_optimizers", "host_parameters", "fused_kernels", "quantised_base"),
          "zero_stage_default": 3, "states_follow_parameters": False,
          "bucket_bytes": 0.0, "bucket_elements_min": 5e8, "gradient_dtype": "fp16", "fsdp_reduce_dtype": "fp16",
-         "overlap_grad_reduce_from": 3,
+         "overlap_grad_reduce_from": 3, "overlap_param_gather": False, "reduce_copies": 3,
          "attention": (("", "unfused"),), "optimizer_traffic_bytes": 40.0, "gradients_persist": True, "layer_cpu_s": 0.63e-3,
          "recompute_default": "full", "optimizer_tensor_cpu_s": 0.0, "fsdp_prefetch_groups": 0, "fsdp_rank_lists": True,
          "fsdp_module_gathers": True, "fsdp_expert_modules": True},
         "DeepSpeed config defaults: buckets of 5e8 elements, overlap_comm only for stage 3 (zero/config.py overlap_comm_valid), "
-        "without which average_tensor (stage_1_and_2.py) and stage 0's engine reduce on the stream of the backward; hook overhead "
+        "without which average_tensor (stage_1_and_2.py) and stage 0's engine reduce on the stream of the backward; step gathers "
+        "updated weights before it returns (all_gather_dp_groups); each gradient goes into a buffer, is divided and flattened once "
+        "more (reduce_independent_p_g_buckets_and_remove_grads, average_tensor, allreduce_bucket); hook overhead "
         "assumed (1 ms a layer of a usual host); v0.4.0 partition_parameters.py: _allgather_param and _reduce_scatter_gradient "
         "take a weight each, a list of world_size parts that torch copies out of or into a flat buffer one by one, behind "
         "torch.cuda.synchronize(), so that nothing is fetched ahead (until PR 1188 and 1453); weights below "
@@ -197,8 +199,8 @@ TORCHTUNE: Final = (
     Row(
         (2024, 4),
         {"pure_bf16": True, "recompute_default": "full", "zero_stage_default": 0, "loss_chunks": 1, "fsdp_reduce_dtype": "bf16",
-         "fsdp_reduce_copy_bytes": 4.0, "logits_fp32_copies_chunked": 1.0, "logits_fp32_copies_compiled": 1.5, "gradient_adds": "",
-         "fused_norm": False,
+         "fsdp_reduce_copy_bytes": 4.0, "logits_fp32_copies_chunked": 1.0, "logits_fp32_copies_compiled": 1.5,
+         "gradient_adds": "autograd", "fused_norm": False,
          "repeats_keys": True, "selective_recompute": ("core_attn",), "only_cp_style": "", "microbatch_per_stage": False,
          "adapters": "each", "fsdp_root": "all", "recompute_stops_early": True, "complex_rope": False,
          "linears_apart": LINEARS_APART},
@@ -226,7 +228,7 @@ PRIME_RL: Final = (
         (2025, 6),
         {"loss": "unfused", "logits_fp32_copies": 3.5, "logits_fp32_copies_compiled": None, "recompute_default": "none",
          "loss_work": (*_OTHERS, ("tiled", "composite", 54.0, 58.0)), "expandable_segments": True,
-         "gradient_adds": "", "selective_recompute": ("core_attn",), "fused_norm": False, "normed_bytes": 2.0,
+         "gradient_adds": "autograd", "selective_recompute": ("core_attn",), "fused_norm": False, "normed_bytes": 2.0,
          "repeats_keys": False, "frozen_bytes": 4.0, "complex_rope": False, "linears_apart": LINEARS_APART,
          "compiles_checkpoints": False, "recompute_stops_early": True,
          "expert_output_bytes": (20.0, 36.0), "expert_rows": "added", "expert_order": "indexed", "eager_experts": False},
@@ -266,7 +268,7 @@ MODALITIES: Final = (
 LIT_GPT: Final = (
     Row(
         (2023, 6),
-        {"pure_bf16": True, "zero_stage_default": 0, "recompute_default": "none", "gradient_adds": "", "normed_bytes": 4.0,
+        {"pure_bf16": True, "zero_stage_default": 0, "recompute_default": "none", "gradient_adds": "autograd", "normed_bytes": 4.0,
          "logits_fp32_copies": 2.5, "qkv_copies": 2 / 3, "loss_chunks": 1, "logits_fp32_copies_chunked": 2.5,
          "fsdp_defers_reduction": True, "complex_rope": False, "linears_apart": LINEARS_APART[1:],
          "quantised_inputs": True},
