@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from test_training_states import HIDDEN, LAYERS, TOKENS, WEIGHTS, allocated, resting, small
 
+from simpar.costs.key_price import gradient_copies
 from simpar.errors import InputError
 from simpar.evidence.row_framework import framework_of
 from simpar.parallel.keys import Gather, Reduce
@@ -96,6 +97,35 @@ def test_below_stage_3_updated_weights_are_gathered_before_the_step_returns() ->
         names = [OpKind(kind) for kind in result.program.kind]
         assert OpKind.GATHER_PARAMETERS in names[names.index(OpKind.OPTIMIZER) :]
         assert OpKind.GATHER_PARAMETERS not in names[: names.index(OpKind.OPTIMIZER)]
+
+
+@pytest.mark.parametrize(
+    ("stage", "micro_batches", "expected"),
+    [
+        (1, 1, 4.0),  # down in fp32
+        (1, 4, 2.0 + 2.0 + 4.0),  # reduced once, up and down like any after the first
+        (2, 1, 4.0),
+        (2, 4, (4 * 2.0 + 3 * 2.0 + 4.0) / 4),  # each down, what was there up for all but the first, once in fp32
+        (3, 1, 2.0 + 2.0 + 4.0),
+        (3, 4, (4 * 2.0 + 4 * 2.0 + 4.0) / 4),
+    ],
+)
+def test_gradients_that_rest_on_the_host_go_there_with_their_reduction(stage: int, micro_batches: int, expected: float) -> None:
+    plan = {"zero_stage": stage, "recompute": "none"}
+    with_host, without = (
+        prepare(small("deepspeed", 4, RECENT, {**plan, "offload": {"optimizer": away}}, global_batch_size=4 * micro_batches))
+        for away in (True, False)
+    )
+    assert gradient_copies(with_host.layout) == expected
+    link = with_host.layout.hardware.node.host_device_bandwidth.value
+    for index, key in enumerate(with_host.program.price_keys):
+        if not isinstance(key, Reduce):
+            continue
+        other = without.program.price_keys.index(key)
+        longer, own = with_host.table.seconds[index], without.table.seconds[other]
+        weights = sum(with_host.layout.block_parameters(key.stage, key.first, key.last))
+        assert longer - own == pytest.approx(weights / 4 * expected / link, rel=0.05)
+        assert with_host.table.interference[index] * longer == pytest.approx(without.table.interference[other] * own)
 
 
 def test_below_stage_3_nothing_is_computed_beside_a_reduction() -> None:

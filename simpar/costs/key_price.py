@@ -85,9 +85,9 @@ def handled(price: KeyPrice, key: Gather | Reduce, layout: Layout, work: Callabl
     """
     spec, zero = layout.framework, layout.plan.zero_stage
     if isinstance(key, Reduce):
-        return price
+        return _with_copy(price, key, layout, work, gradient_copies(layout)) if layout.gradients_away else price
     if layout.plan.offload.parameters:
-        return _from_host(price, key, layout, work)
+        return _with_copy(price, key, layout, work, layout.state_bytes.gather)
     if not price.seconds or not spec.data.gather_copy_bytes or zero == 3:
         return price
     more = unpacking_s(key, layout, work)
@@ -96,14 +96,34 @@ def handled(price: KeyPrice, key: Gather | Reduce, layout: Layout, work: Callabl
     return replace(price, seconds=seconds, terms=(("dp", seconds),), spread=spread, latency_s=price.latency_s + more)
 
 
-def _from_host(price: KeyPrice, key: Gather, layout: Layout, work: Callable[[Work], Price]) -> KeyPrice:
-    """A gather whose shards come up from host memory first, on the same stream (torch _fsdp_param.py; DeepSpeed's swapper)."""
-    dense, experts = layout.block_parameters(key.stage, key.first, key.last)
+def gradient_copies(layout: Layout) -> float:
+    """Bytes over the host link per gradient of a rank's own part and reduction, where gradients rest in host memory.
+
+    DeepSpeed adds micro-batches up on the device: what there is comes from the host and goes back, and the last goes down once more
+    in fp32 (stage_1_and_2.py async_accumulate_grad_in_cpu_via_gpu, async_inplace_copy_grad_to_fp32_buffer_from_gpu; stage3.py
+    partition_grads, which brings the first back as well). torch's FSDP sends each down and adds there.
+    """
+    zero, count, each = layout.plan.zero_stage, layout.num_microbatches, layout.state_bytes.gradient
+    if not layout.framework.optimizer.gradients_to_host:
+        return each
+    if zero == 3:
+        return 2.0 * each + 4.0 / count
+    if count == 1:
+        return 4.0
+    return 2.0 * each + 4.0 if zero == 1 else ((2 * count - 1) * each + 4.0) / count
+
+
+def _with_copy(price: KeyPrice, key: Gather | Reduce, layout: Layout, work: Callable[[Work], Price], bytes_each: float) -> KeyPrice:
+    """A gather whose shards come up from host memory first, or a reduction whose shards go there, on the same stream (torch
+    _fsdp_param.py; DeepSpeed's swapper, copy_grads_in_partition)."""
+    dense, experts = layout.block_parameters(key.stage, key.first, key.last, trainable=isinstance(key, Reduce))
     shards = dense / layout.shard_ranks + experts / layout.expert_shard_ranks
-    copy = work(HostCopy(shards * layout.state_bytes.gather))
+    copy = work(HostCopy(shards * bytes_each))
     spread = (*price.spread, ("offload", copy.high - copy.seconds, copy.seconds - copy.low))
+    seconds = price.seconds + copy.seconds
+    beside = price.interference * price.seconds / seconds if seconds else 0.0  # a copy engine takes no SMs
     return replace(
-        price, seconds=price.seconds + copy.seconds, terms=(*price.terms, ("offload", copy.seconds)), spread=spread,
+        price, seconds=seconds, terms=(*price.terms, ("offload", copy.seconds)), spread=spread, interference=beside,
         provenance=(*price.provenance, ("offload", copy.provenance)),
     )  # fmt: skip
 
