@@ -120,10 +120,8 @@ def _with_copy(price: KeyPrice, key: Gather | Reduce, layout: Layout, work: Call
     shards = dense / layout.shard_ranks + experts / layout.expert_shard_ranks
     copy = work(HostCopy(shards * bytes_each))
     spread = (*price.spread, ("offload", copy.high - copy.seconds, copy.seconds - copy.low))
-    seconds = price.seconds + copy.seconds
-    beside = price.interference * price.seconds / seconds if seconds else 0.0  # a copy engine takes no SMs
     return replace(
-        price, seconds=seconds, terms=(*price.terms, ("offload", copy.seconds)), spread=spread, interference=beside,
+        price, seconds=price.seconds + copy.seconds, terms=(*price.terms, ("offload", copy.seconds)), spread=spread,
         provenance=(*price.provenance, ("offload", copy.provenance)),
     )  # fmt: skip
 
