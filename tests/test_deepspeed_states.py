@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from test_training_states import HIDDEN, LAYERS, TOKENS, WEIGHTS, allocated, resting, small
 
-from simpar.costs.key_price import gradient_copies
+from simpar.costs.key_price import KeyPrice, gradient_copies, handled
+from simpar.costs.price import Price, Provenance
 from simpar.errors import InputError
 from simpar.evidence.row_framework import framework_of
 from simpar.parallel.keys import Gather, Reduce
@@ -97,6 +98,34 @@ def test_below_stage_3_updated_weights_are_gathered_before_the_step_returns() ->
         names = [OpKind(kind) for kind in result.program.kind]
         assert OpKind.GATHER_PARAMETERS in names[names.index(OpKind.OPTIMIZER) :]
         assert OpKind.GATHER_PARAMETERS not in names[: names.index(OpKind.OPTIMIZER)]
+
+
+@pytest.mark.parametrize(
+    ("name", "plan", "expected"),
+    [
+        # 2 bytes into a buffer, divided, into one tensor.
+        ("deepspeed", {"zero_stage": 1}, 3 * (2.0 + 2.0)),
+        ("deepspeed", {"zero_stage": 2}, 3 * (2.0 + 2.0)),
+        ("deepspeed", {"zero_stage": 3}, 0.0),  # in the backward, layer by layer
+        # torch's DistributedDataParallel: fp32 gradients into a bucket and out of it.
+        ("torch-autocast", {"zero_stage": 0}, 2 * (4.0 + 4.0)),
+        ("megatron-core", {"zero_stage": 1}, 0.0),
+    ],
+)
+def test_whole_gradients_are_moved_around_their_reduction(name: str, plan: dict[str, Any], expected: float) -> None:
+    layout = prepare(small(name, 4, RECENT, plan, global_batch_size=4)).layout
+    moved: list[float] = []
+
+    def priced(work: Any) -> Price:
+        moved.append(work.bytes_moved)
+        return Price(0.5, 0.25, 1.0, Provenance.MODEL)
+
+    alone = KeyPrice(1.0, (("dp", 1.0),), (("dp", 0.0, 0.0),), 0.0, (), ())
+    found = handled(alone, Reduce(0, 0, 1), layout, priced)
+    assert moved == ([expected * sum(layout.block_parameters(0, 0, 1))] if expected else [])
+    slow = 0.5 * layout.calibration.memory if expected else 0.0
+    assert (found.seconds, found.terms) == (1.0 + slow, (("dp", 1.0 + slow),))
+    assert found.spread[0][1:] == ((slow, slow / 2) if expected else (0.0, 0.0))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from simpar.costs.block_price import BlockPrice, Kinds, worst_each
 from simpar.costs.price import Price, Provenance
@@ -14,6 +15,9 @@ from simpar.parallel.work import HostCopy, MemoryWork, Work
 
 LAUNCH = "launch"
 """Category of the time in which the device waits for its host."""
+DDP_COPIES: Final = 2
+"""Kernels that read and write each gradient beside torch's DistributedDataParallel, whose buckets lie apart: into its bucket,
+divided by the ranks, and back (torch csrc/distributed/c10d/reducer.cpp, mark_variable_ready_dense and copy_bucket_to_grad)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,7 @@ def handled(price: KeyPrice, key: Gather | Reduce, layout: Layout, work: Callabl
     """
     spec, zero = layout.framework, layout.plan.zero_stage
     if isinstance(key, Reduce):
+        price = _with_buffers(price, key, layout, work)
         return _with_copy(price, key, layout, work, gradient_copies(layout)) if layout.gradients_away else price
     if layout.plan.offload.parameters:
         return _with_copy(price, key, layout, work, layout.state_bytes.gather)
@@ -94,6 +99,19 @@ def handled(price: KeyPrice, key: Gather | Reduce, layout: Layout, work: Callabl
     spread = tuple((name, up + 0.3 * more, down + 0.3 * more) for name, up, down in price.spread)
     seconds = price.seconds + more
     return replace(price, seconds=seconds, terms=(("dp", seconds),), spread=spread, latency_s=price.latency_s + more)
+
+
+def _with_buffers(price: KeyPrice, key: Reduce, layout: Layout, work: Callable[[Work], Price]) -> KeyPrice:
+    """A reduction with the kernels that bring whole gradients into what is reduced, and back where that lies apart."""
+    wrapped, state = layout.state_bytes.bucket, layout.state_bytes
+    count = DDP_COPIES if wrapped else layout.framework.data.reduce_copies
+    if not price.seconds or layout.plan.zero_stage == 3 or not count:
+        return price
+    weights = sum(layout.block_parameters(key.stage, key.first, key.last, trainable=True))
+    copies = scaled(work(MemoryWork("copy", weights * count * 2.0 * (wrapped or state.reduce))), layout.calibration.memory)
+    spread = tuple((name, up + copies.high - copies.seconds, down + copies.seconds - copies.low) for name, up, down in price.spread)
+    seconds = price.seconds + copies.seconds
+    return replace(price, seconds=seconds, terms=(("dp", seconds),), spread=spread, latency_s=price.latency_s + copies.seconds)
 
 
 def gradient_copies(layout: Layout) -> float:

@@ -12,7 +12,6 @@ from simpar.parallel.adapters import pairs_of_run
 from simpar.parallel.data import StateBytes
 from simpar.parallel.degrees import Degrees
 from simpar.parallel.expert import expert_rows, fixes_tokens
-from simpar.parallel.gradient_copies import accumulation_bytes, reduce_copy_bytes
 from simpar.parallel.libraries import library_of
 from simpar.parallel.split_options import SplitOptions
 from simpar.specs.architecture import TokenModel, has_experts
@@ -221,11 +220,17 @@ class Job:
             weight_gradients="none" if whole else own.weight_gradients,
             grouped_weight_gradients="none" if whole else own.grouped_weight_gradients,
             engine_casts=engine_casts(training.precision, self.hardware.gpu.architecture, own.te_scaling),
-            accumulation_bytes=accumulation_bytes(self),
+            accumulation_bytes=self._accumulation_bytes,
             gather_copy_bytes=self.framework.data.fsdp_gather_copy_bytes if self.gathers_by_layer else 0.0,
-            reduce_copy_bytes=reduce_copy_bytes(self),
+            reduce_copy_bytes=self._reduce_copy_bytes,
             experts_apart=not self.plan.shard_experts,
         )  # fmt: skip
+
+    @property
+    def _reduce_copy_bytes(self) -> float:
+        """HBM bytes per weight and micro-batch of filling what is reduced: once a step where the last alone reduces."""
+        copies = self.framework.data.fsdp_reduce_copy_bytes if self.gathers_by_layer else 0.0
+        return copies / self.num_microbatches if self.defers_reduction else copies
 
     @property
     def shares_state(self) -> bool:
@@ -248,6 +253,19 @@ class Job:
         """The plan's wish or the framework's habit to reduce in the last micro-batch alone, where no pipeline is in the way."""
         asked = self.plan.defer_reduction
         return self.plan.pp == 1 and (self.framework.data.fsdp_defers_reduction if asked is None else asked)
+
+    @property
+    def _accumulation_bytes(self) -> float:
+        """HBM bytes per weight and micro-batch where kernels add gradients up: one of 16 bits and the sum read, the sum written; a
+        cast before that reads and writes too."""
+        optimizer = self.framework.optimizer
+        if self.defers_reduction:
+            return 2.0 + 2.0 * self.state_bytes.reduce
+        if not optimizer.gradient_adds or (optimizer.gradient_adds == "pipelines" and self.plan.pp == 1):
+            return 0.0
+        total = 4.0 if self.gradient_dtype == "fp32" else 2.0
+        cast = 2.0 * total if optimizer.gradient_add_casts and total > 2.0 else 0.0
+        return 2.0 + cast + 2.0 * total
 
     @cached_property
     def casts(self) -> str:

@@ -200,7 +200,7 @@ TORCHTUNE: Final = (
         (2024, 4),
         {"pure_bf16": True, "recompute_default": "full", "zero_stage_default": 0, "loss_chunks": 1, "fsdp_reduce_dtype": "bf16",
          "fsdp_reduce_copy_bytes": 4.0, "logits_fp32_copies_chunked": 1.0, "logits_fp32_copies_compiled": 1.5,
-         "gradient_adds": "autograd", "fused_norm": False,
+         "gradient_adds": "", "fused_norm": False,
          "repeats_keys": True, "selective_recompute": ("core_attn",), "only_cp_style": "", "microbatch_per_stage": False,
          "adapters": "each", "fsdp_root": "all", "recompute_stops_early": True, "complex_rope": False,
          "linears_apart": LINEARS_APART},
@@ -228,7 +228,7 @@ PRIME_RL: Final = (
         (2025, 6),
         {"loss": "unfused", "logits_fp32_copies": 3.5, "logits_fp32_copies_compiled": None, "recompute_default": "none",
          "loss_work": (*_OTHERS, ("tiled", "composite", 54.0, 58.0)), "expandable_segments": True,
-         "gradient_adds": "autograd", "selective_recompute": ("core_attn",), "fused_norm": False, "normed_bytes": 2.0,
+         "gradient_adds": "", "selective_recompute": ("core_attn",), "fused_norm": False, "normed_bytes": 2.0,
          "repeats_keys": False, "frozen_bytes": 4.0, "complex_rope": False, "linears_apart": LINEARS_APART,
          "compiles_checkpoints": False, "recompute_stops_early": True,
          "expert_output_bytes": (20.0, 36.0), "expert_rows": "added", "expert_order": "indexed", "eager_experts": False},
@@ -268,7 +268,7 @@ MODALITIES: Final = (
 LIT_GPT: Final = (
     Row(
         (2023, 6),
-        {"pure_bf16": True, "zero_stage_default": 0, "recompute_default": "none", "gradient_adds": "autograd", "normed_bytes": 4.0,
+        {"pure_bf16": True, "zero_stage_default": 0, "recompute_default": "none", "gradient_adds": "", "normed_bytes": 4.0,
          "logits_fp32_copies": 2.5, "qkv_copies": 2 / 3, "loss_chunks": 1, "logits_fp32_copies_chunked": 2.5,
          "fsdp_defers_reduction": True, "complex_rope": False, "linears_apart": LINEARS_APART[1:],
          "quantised_inputs": True},

@@ -235,8 +235,7 @@ class Optimizer(Policy):
         gradients_like_weights: without a pipeline it is the dtype of the weights.
         gradient_reduce_dtype: dtype on the wire; none = gradient_dtype.
         gradient_adds: where kernels of their own add every micro-batch's gradients to a sum ("pipelines": fully sharded frameworks
-            reduce each micro-batch and add shards, but in a pipeline add whole gradients; "autograd": torch's, of the weights'
-            gradients that stay from micro-batch to micro-batch, but for the first's); "" = nowhere.
+            reduce each micro-batch and add shards, but in a pipeline add whole gradients); "" = nowhere.
         gradient_add_casts: another kernel casts each gradient to the sum's dtype first.
         gradients_persist: gradients live in buffers of their own; False: they exist from the first backward to the update;
             "sharded": those of fully sharded weights live in a buffer, others do not.
@@ -270,7 +269,7 @@ class Optimizer(Policy):
     gradient_dtype_fp16: GradientDtype | None = None
     gradients_like_weights: bool = False
     gradient_reduce_dtype: GradientDtype | None = None
-    gradient_adds: Literal["", "always", "pipelines", "autograd"] = ""
+    gradient_adds: Literal["", "always", "pipelines"] = ""
     gradient_add_casts: bool = False
     gradients_persist: bool | Literal["sharded"] = True
     gradients_to_host: bool = False
@@ -336,7 +335,8 @@ class DataParallel(Policy):
             autograd keeps the casts unless layers are recomputed.
         fsdp_gather_copy_bytes: HBM bytes per gathered weight of taking it out of its group's buffer, on the compute stream.
         fsdp_reduce_copy_bytes: the same per gradient of putting it into the buffer that is reduced.
-        reduce_copies: kernels that read and write each gradient around its reduction, where weights are whole.
+        reduce_copies: kernels that read and write each gradient around its reduction, where weights are whole and no
+            DistributedDataParallel has them.
         fsdp_reduce_input_stays: the input of a group's reduction belongs to the compute stream and is held until the next group
             reduces (torch FSDP2); False: a buffer of the reduction's own stream that goes with it.
         fsdp_defers_reduction: default; micro-batches but the last of a step add whole gradients, in the dtype they are reduced in

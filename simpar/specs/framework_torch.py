@@ -13,8 +13,7 @@ TORCH: Final[dict[str, Any]] = {
     "optimizer_kernel": "fused", "optimizer_tensor_cpu_s": 18e-6, "benchmarked": True,
     "bucket_elements_min": 0.0, "bucket_elements_per_rank": 0.0, "bucket_bytes": 25.0 * 2**20,
     "buckets_on_first_pipeline_rank_only": False, "attention": (("", "fa2"),), "input_gradient_releases": False,
-    "gradients_persist": False, "gradient_adds": "autograd", "contiguous_buffers": False, "experts_in_one_kernel": True,
-    "states_follow_parameters": True,
+    "gradients_persist": False, "contiguous_buffers": False, "experts_in_one_kernel": True, "states_follow_parameters": True,
     "abilities": ("pure_bf16", "optimizer_in_backward", "narrow_optimizers", "quantised_base", "host_parameters", "fused_kernels"),
 }  # fmt: skip
 """What every framework on plain torch modules shares: torch 2.13 sources, saved tensors measured with hooks; 12 bytes per
@@ -165,7 +164,7 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
               "attention": (("", "unfused"),), "abilities": (), "recompute_default": "none",
               "loss": "fused", "loss_work": (("fused", "cross_entropy", 2.0, 4.0),), "logits_fp32_copies": 0.0,
               "loss_of_16_bits": "",
-              "wgrad_accumulation_fusion": True, "gradient_adds": "", "gradients_persist": True, "gradient_dtype": "bf16",
+              "wgrad_accumulation_fusion": True, "gradients_persist": True, "gradient_dtype": "bf16",
               "gradient_reduce_dtype": "bf16", "optimizer_traffic_bytes": 32.0, "layer_cpu_s": 0.0,
               "unfused_attention_fp32": False},
              "llm.c train_gpt2.cu and llmc/*.cuh (f1e2ace): vocabulary padded to 128 words; fused_residual_forward5 (addition and "
@@ -178,7 +177,7 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
         "",
         (Row((2026, 1),
              {**TORCH, "zero_stage_default": 0, "overlap_param_gather": False, "saves_gathered_input": True,
-              "logits_fp32_copies": 1.5, "wgrad_accumulation_fusion": True, "gradient_adds": "", "tp_backward_overlap": False,
+              "logits_fp32_copies": 1.5, "wgrad_accumulation_fusion": True, "tp_backward_overlap": False,
               "optimizer_traffic_bytes": 36.0, "optimizer_cpu_s": 0.0, "launch_s": 0.0, "backward_launch_s": 0.0,
               "layer_cpu_s": 0.0, "collective_cpu_s": 0.0, "gradients_persist": True, "keeps_stage_outputs": True,
               "receive_buffers_per_microbatch": True, "context_bytes": 0.0, "nccl_pair_bytes": 0.0, "nccl_group_bytes": 0.0,
