@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from test_training_states import HIDDEN, LAYERS, TOKENS, WEIGHTS, allocated, resting, small
 
+from simpar.costs.host import hooks_slowdown
 from simpar.costs.key_price import KeyPrice, gradient_copies, handled
 from simpar.costs.price import Price, Provenance
 from simpar.errors import InputError
@@ -20,6 +21,7 @@ from simpar.specs.scenario import make_scenario
 from simpar.step import prepare, simulate
 
 RECENT = "2025-10"
+_ALONE = KeyPrice(1.0, (("dp", 1.0),), (("dp", 0.0, 0.0),), 0.0, (), ())
 
 
 def zero(stage: int, micro_batches: int = 1, **training: Any) -> Any:
@@ -120,12 +122,19 @@ def test_whole_gradients_are_moved_around_their_reduction(name: str, plan: dict[
         moved.append(work.bytes_moved)
         return Price(0.5, 0.25, 1.0, Provenance.MODEL)
 
-    alone = KeyPrice(1.0, (("dp", 1.0),), (("dp", 0.0, 0.0),), 0.0, (), ())
-    found = handled(alone, Reduce(0, 0, 1), layout, priced)
+    found = handled(_ALONE, Reduce(0, 0, 1), layout, priced)
     assert moved == ([expected * sum(layout.block_parameters(0, 0, 1))] if expected else [])
     slow = 0.5 * layout.calibration.memory if expected else 0.0
     assert (found.seconds, found.terms) == (1.0 + slow, (("dp", 1.0 + slow),))
     assert found.spread[0][1:] == ((slow, slow / 2) if expected else (0.0, 0.0))
+
+
+@pytest.mark.parametrize(("training", "tensors"), [({}, 7 + 2), ({"trainable": "lora", "lora_modules": "all"}, 2 * 7)])
+def test_hooks_of_small_gradients_take_longer_than_their_copies(training: dict[str, Any], tensors: int) -> None:
+    """A layer's linears and norms, or both weights of the pairs beside the linears."""
+    layout = prepare(zero(2, **training)).layout
+    found = handled(_ALONE, Reduce(0, 1, 2), layout, lambda _: Price(0.0, 0.0, 0.0, Provenance.MODEL))
+    assert found.seconds == pytest.approx(1.0 + tensors * 29e-6 * hooks_slowdown(layout), rel=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from simpar.costs.block_price import BlockPrice, Kinds, worst_each
+from simpar.costs.host import hooks_slowdown
 from simpar.costs.price import Price, Provenance
+from simpar.parallel import modules
 from simpar.parallel.keys import Gather, Reduce
 from simpar.parallel.layout import Layout
 from simpar.parallel.traffic import tensor_parameters
@@ -102,16 +104,20 @@ def handled(price: KeyPrice, key: Gather | Reduce, layout: Layout, work: Callabl
 
 
 def _with_buffers(price: KeyPrice, key: Reduce, layout: Layout, work: Callable[[Work], Price]) -> KeyPrice:
-    """A reduction with the kernels that bring whole gradients into what is reduced, and back where that lies apart."""
+    """A reduction with the kernels that bring whole gradients into what is reduced, and back where that lies apart, or with the
+    hooks that launch them, which take longer for small weights."""
     wrapped, state = layout.state_bytes.bucket, layout.state_bytes
     count = DDP_COPIES if wrapped else layout.framework.data.reduce_copies
     if not price.seconds or layout.plan.zero_stage == 3 or not count:
         return price
     weights = sum(layout.block_parameters(key.stage, key.first, key.last, trainable=True))
     copies = scaled(work(MemoryWork("copy", weights * count * 2.0 * (wrapped or state.reduce))), layout.calibration.memory)
+    blocks = layout.stage_blocks[key.stage][key.first : key.last]
+    tensors = sum(2 * modules.pairs(b) if layout.options.lora_rank else modules.weights(b.layer) for b in blocks)
+    more = max(copies.seconds, hooks_slowdown(layout) * layout.framework.host.reduction_hook_cpu_s * tensors)
     spread = tuple((name, up + copies.high - copies.seconds, down + copies.seconds - copies.low) for name, up, down in price.spread)
-    seconds = price.seconds + copies.seconds
-    return replace(price, seconds=seconds, terms=(("dp", seconds),), spread=spread, latency_s=price.latency_s + copies.seconds)
+    seconds = price.seconds + more
+    return replace(price, seconds=seconds, terms=(("dp", seconds),), spread=spread, latency_s=price.latency_s + more)
 
 
 def gradient_copies(layout: Layout) -> float:
