@@ -11,6 +11,7 @@ from test_training_states import HIDDEN, LAYERS, TOKENS, WEIGHTS, allocated, res
 from simpar.costs.host import hooks_slowdown
 from simpar.costs.key_price import KeyPrice, gradient_copies, handled
 from simpar.costs.price import Price, Provenance
+from simpar.costs.update_price import update_price
 from simpar.errors import InputError
 from simpar.evidence.row_framework import framework_of
 from simpar.parallel.keys import Gather, Reduce
@@ -163,6 +164,34 @@ def test_gradients_that_rest_on_the_host_go_there_with_their_reduction(stage: in
         longer, own = with_host.table.seconds[index], without.table.seconds[other]
         weights = sum(with_host.layout.block_parameters(key.stage, key.first, key.last))
         assert longer - own == pytest.approx(weights / 4 * expected / link, rel=0.05)
+
+
+@pytest.mark.parametrize(("gpus", "expected"), [(4, 2.0), (1, 2.0 + 2.0)])
+def test_the_update_brings_weights_up_and_gradients_down_where_nothing_was_reduced(gpus: int, expected: float) -> None:
+    layout = prepare(
+        small("deepspeed", gpus, RECENT, {"zero_stage": 2, "offload": {"optimizer": True}}, global_batch_size=4)
+    ).layout
+    copied: list[float] = []
+
+    def priced(work: Any) -> Price:
+        copied.append(work.bytes)
+        return Price(0.0, 0.0, 0.0, Provenance.MODEL)
+
+    update_price(layout, [0], priced, 0.0)
+    assert copied == [pytest.approx(expected * sum(layout.held_parameters([0])) / gpus)]
+
+
+def test_only_trained_gradients_go_to_the_host() -> None:
+    plan = {"zero_stage": 3, "offload": {"optimizer": True}}
+    layout = prepare(small("deepspeed", 4, RECENT, plan, global_batch_size=4, trainable="lora", lora_rank=8)).layout
+    copied: list[float] = []
+
+    def priced(work: Any) -> Price:
+        copied.append(work.bytes)
+        return Price(0.0, 0.0, 0.0, Provenance.MODEL)
+
+    handled(_ALONE, Reduce(0, 1, 2), layout, priced)
+    assert copied == [pytest.approx((2.0 + 2.0 + 4.0) * sum(layout.block_parameters(0, 1, 2, trainable=True)) / 4)]
 
 
 def test_below_stage_3_nothing_is_computed_beside_a_reduction() -> None:
