@@ -8,6 +8,10 @@ import numpy as np
 import pytest
 from test_training_states import HIDDEN, LAYERS, TOKENS, WEIGHTS, allocated, resting, small
 
+from simpar.costs.host import hooks_slowdown
+from simpar.costs.key_price import KeyPrice, gradient_copies, handled
+from simpar.costs.price import Price, Provenance
+from simpar.costs.update_price import update_price
 from simpar.errors import InputError
 from simpar.evidence.row_framework import framework_of
 from simpar.parallel.keys import Gather, Reduce
@@ -18,6 +22,7 @@ from simpar.specs.scenario import make_scenario
 from simpar.step import prepare, simulate
 
 RECENT = "2025-10"
+_ALONE = KeyPrice(1.0, (("dp", 1.0),), (("dp", 0.0, 0.0),), 0.0, (), ())
 
 
 def zero(stage: int, micro_batches: int = 1, **training: Any) -> Any:
@@ -87,6 +92,106 @@ def test_gradients_wait_until_a_bucket_is_full() -> None:
 def test_gradients_of_stage_3_are_moved_three_times_before_they_leave() -> None:
     """Into the bucket, into the order of ranks, divided: 16 bits read and written each time."""
     assert prepare(zero(3)).layout.options.reduce_copy_bytes == 3 * (2.0 + 2.0)
+
+
+def test_below_stage_3_updated_weights_are_gathered_before_the_step_returns() -> None:
+    """stage_1_and_2.py step ends with all_gather_dp_groups: what follows the update is not hidden by the next forward."""
+    for stage in (1, 2):
+        result, _ = _reductions(stage)
+        names = [OpKind(kind) for kind in result.program.kind]
+        assert OpKind.GATHER_PARAMETERS in names[names.index(OpKind.OPTIMIZER) :]
+        assert OpKind.GATHER_PARAMETERS not in names[: names.index(OpKind.OPTIMIZER)]
+
+
+@pytest.mark.parametrize(
+    ("name", "plan", "expected"),
+    [
+        # 2 bytes into a buffer, divided, into one tensor.
+        ("deepspeed", {"zero_stage": 1}, 3 * (2.0 + 2.0)),
+        ("deepspeed", {"zero_stage": 2}, 3 * (2.0 + 2.0)),
+        ("deepspeed", {"zero_stage": 3}, 0.0),  # in the backward, layer by layer
+        # torch's DistributedDataParallel: fp32 gradients into a bucket and out of it.
+        ("torch-autocast", {"zero_stage": 0}, 2 * (4.0 + 4.0)),
+        ("megatron-core", {"zero_stage": 1}, 0.0),
+    ],
+)
+def test_whole_gradients_are_moved_around_their_reduction(name: str, plan: dict[str, Any], expected: float) -> None:
+    layout = prepare(small(name, 4, RECENT, plan, global_batch_size=4)).layout
+    moved: list[float] = []
+
+    def priced(work: Any) -> Price:
+        moved.append(work.bytes_moved)
+        return Price(0.5, 0.25, 1.0, Provenance.MODEL)
+
+    found = handled(_ALONE, Reduce(0, 0, 1), layout, priced)
+    assert moved == ([expected * sum(layout.block_parameters(0, 0, 1))] if expected else [])
+    slow = 0.5 * layout.calibration.memory if expected else 0.0
+    assert (found.seconds, found.terms) == (1.0 + slow, (("dp", 1.0 + slow),))
+    assert found.spread[0][1:] == ((slow, slow / 2) if expected else (0.0, 0.0))
+
+
+@pytest.mark.parametrize(("training", "tensors"), [({}, 7 + 2), ({"trainable": "lora", "lora_modules": "all"}, 2 * 7)])
+def test_hooks_of_small_gradients_take_longer_than_their_copies(training: dict[str, Any], tensors: int) -> None:
+    """A layer's linears and norms, or both weights of the pairs beside the linears."""
+    layout = prepare(zero(2, **training)).layout
+    found = handled(_ALONE, Reduce(0, 1, 2), layout, lambda _: Price(0.0, 0.0, 0.0, Provenance.MODEL))
+    assert found.seconds == pytest.approx(1.0 + tensors * 29e-6 * hooks_slowdown(layout), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("stage", "micro_batches", "expected"),
+    [
+        (1, 1, 4.0),  # down in fp32
+        (1, 4, 2.0 + 2.0 + 4.0),  # reduced once, up and down like any after the first
+        (2, 1, 4.0),
+        (2, 4, (4 * 2.0 + 3 * 2.0 + 4.0) / 4),  # each down, what was there up for all but the first, once in fp32
+        (3, 1, 2.0 + 2.0 + 4.0),
+        (3, 4, (4 * 2.0 + 4 * 2.0 + 4.0) / 4),
+    ],
+)
+def test_gradients_that_rest_on_the_host_go_there_with_their_reduction(stage: int, micro_batches: int, expected: float) -> None:
+    plan = {"zero_stage": stage, "recompute": "none"}
+    with_host, without = (
+        prepare(small("deepspeed", 4, RECENT, {**plan, "offload": {"optimizer": away}}, global_batch_size=4 * micro_batches))
+        for away in (True, False)
+    )
+    assert gradient_copies(with_host.layout) == expected
+    link = with_host.layout.hardware.node.host_device_bandwidth.value
+    for index, key in enumerate(with_host.program.price_keys):
+        if not isinstance(key, Reduce):
+            continue
+        other = without.program.price_keys.index(key)
+        longer, own = with_host.table.seconds[index], without.table.seconds[other]
+        weights = sum(with_host.layout.block_parameters(key.stage, key.first, key.last))
+        assert longer - own == pytest.approx(weights / 4 * expected / link, rel=0.05)
+
+
+@pytest.mark.parametrize(("gpus", "expected"), [(4, 2.0), (1, 2.0 + 2.0)])
+def test_the_update_brings_weights_up_and_gradients_down_where_nothing_was_reduced(gpus: int, expected: float) -> None:
+    layout = prepare(
+        small("deepspeed", gpus, RECENT, {"zero_stage": 2, "offload": {"optimizer": True}}, global_batch_size=4)
+    ).layout
+    copied: list[float] = []
+
+    def priced(work: Any) -> Price:
+        copied.append(work.bytes)
+        return Price(0.0, 0.0, 0.0, Provenance.MODEL)
+
+    update_price(layout, [0], priced, 0.0)
+    assert copied == [pytest.approx(expected * sum(layout.held_parameters([0])) / gpus)]
+
+
+def test_only_trained_gradients_go_to_the_host() -> None:
+    plan = {"zero_stage": 3, "offload": {"optimizer": True}}
+    layout = prepare(small("deepspeed", 4, RECENT, plan, global_batch_size=4, trainable="lora", lora_rank=8)).layout
+    copied: list[float] = []
+
+    def priced(work: Any) -> Price:
+        copied.append(work.bytes)
+        return Price(0.0, 0.0, 0.0, Provenance.MODEL)
+
+    handled(_ALONE, Reduce(0, 1, 2), layout, priced)
+    assert copied == [pytest.approx((2.0 + 2.0 + 4.0) * sum(layout.block_parameters(0, 1, 2, trainable=True)) / 4)]
 
 
 def test_below_stage_3_nothing_is_computed_beside_a_reduction() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simpar.costs import host
-from simpar.costs.host import launch_seconds
+from simpar.costs.host import launch_seconds, slowdown
 from simpar.costs.pricer import LayoutPricer
 from simpar.errors import InputError
 from simpar.parallel.blocks import LocalBlock
@@ -889,6 +890,16 @@ def test_hooks_of_a_module_hold_the_host_of_an_eager_zero_3_step_and_no_compiled
     long = host_s("F", sequence_length=65536)
     assert long[0] == long[1] > 12 * hook
     assert host_s("F", compile=True)[0] < 5 * hook
+
+
+@pytest.mark.parametrize(("gpus", "collectives"), [(4, 7), (1, 0)])
+def test_the_host_starts_a_gather_for_each_linear_under_zero_3(gpus: int, collectives: int) -> None:
+    """The hooks were measured without NCCL; norms stay gathered (param_persistence_threshold), one rank has nothing to gather."""
+    layout = prepare(small("deepspeed", gpus, "2026-06", {"zero_stage": 3}, global_batch_size=4)).layout
+    price = LayoutPricer(layout, *cost_models(layout.scenario, layout.hardware)).block(layout.stage_blocks[0][1], "F")
+    assert price.linears == 7
+    apart = launch_seconds(layout, price, "F") - launch_seconds(layout, replace(price, linears=0), "F")
+    assert apart == pytest.approx(collectives * 50e-6 * slowdown(layout))
 
 
 def test_a_narrow_format_is_what_an_nvfp4_matmul_keeps() -> None:

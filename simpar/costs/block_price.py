@@ -63,6 +63,7 @@ class BlockPrice:
         provenance: of each category of `terms`, the worst among its ops.
         expert_kernels: of `kernels`, those of routed experts, which graphs over attention alone leave out.
         weights, containers: weights, each in a module of its own, and modules around those.
+        linears: of the weights, those of linear modules.
         matrices: weights of products, those of queries, keys and values in one.
         pairs: low-rank pairs beside linears.
         attentions, rotaries: softmax attentions, and the rotary embeddings of their queries and keys.
@@ -81,6 +82,7 @@ class BlockPrice:
     expert_kernels: int = 0
     weights: int = 0
     containers: int = 0
+    linears: int = 0
     matrices: int = 0
     pairs: int = 0
     attentions: int = 0

@@ -123,6 +123,8 @@ def launch_seconds(layout: Layout, price: BlockPrice, phase: str) -> float:
         hooks = passes * (price.weights + price.containers)
         hooks += price.pairs * (forwards * PAIR_HOOKS["F"] + (0.0 if phase == "F" else PAIR_HOOKS["B"]))
         host += hooks_slowdown(layout) * hooks * spec.host.fsdp_module_cpu_s
+        if layout.mesh.dp * layout.mesh.cp > 1:  # a collective for each weight, which those that were measured did not start
+            host += slow * price.linears * spec.host.collective_cpu_s
         host = max(price.seconds, host)
     if spec.host.fsdp_rank_lists and layout.gathers_by_layer:
         lists = price.matrices * (1 if phase == "F" else 2)

@@ -49,7 +49,9 @@ def update_price(layout: Layout, stages: Sequence[int], work: Pricing, norm_s: f
     own = weights[0] / shards[0] + weights[1] / shards[1]
     if layout.plan.offload.optimizer:
         state = layout.state_bytes
-        copies = work(HostCopy(own * (state.gradient + 2.0)))
+        # Gradients that rest there came with their reductions.
+        down = 0.0 if layout.gradients_away and layout.shares_state else state.gradient
+        copies = work(HostCopy(own * (down + 2.0)))
         traffic = own * (state.gradient + 2.0 * state.optimizer + spec.optimizer.host_update_bytes)
         seconds = copies.seconds + traffic / HOST_ADAM_BYTES_PER_S
         seconds += norm_s + spec.host.optimizer_cpu_s * calibration.host

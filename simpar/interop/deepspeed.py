@@ -97,7 +97,7 @@ def _sharding_rules(scenario: Scenario) -> Iterator[Violation]:
         rule = "DeepSpeed sends checkpoints of recomputed layers to the host"
         yield Violation("plan.offload.activations", plan.offload.activations, rule, '0, or recompute = "full"')
     default = semantics(scenario).data.overlap_param_gather
-    if plan.overlap_param_gather not in (None, default):
+    if plan.zero_stage in (1, 2) and plan.overlap_param_gather not in (None, default):
         rule = "DeepSpeed has no setting for this"
         yield Violation("plan.overlap_param_gather", plan.overlap_param_gather, rule, f"{str(default).lower()}")
 

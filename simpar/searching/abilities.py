@@ -87,7 +87,7 @@ ABILITIES: Final[dict[str, Ability]] = {
             "schedule": ("1f1b",), "cp_style": ("ulysses",), "recompute": ("none", "full"), "split": ("even",),
             "overlap_tp": (False,), "overlap_ep": (False,), "ep_dispatcher": ("alltoall",), "overlap_p2p": (False,),
             "sequence_parallel": (False,), "placement": ("tp-cp-ep-dp-pp",), "offload_activations": (0.0,),
-            "overlap_param_gather": (True,), "shard_size": (None,), "offload_parameters": (False, True),
+            "overlap_param_gather": (False,), "shard_size": (None,), "offload_parameters": (False, True),
         },
         "DeepSpeed docs: ZeRO 0-3 over all ranks (MiCS is gone since 0.19), Ulysses, tensor parallelism with ZeRO up to 2, "
         "PipelineModule with ZeRO up to 1",

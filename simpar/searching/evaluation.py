@@ -213,7 +213,9 @@ class Evaluation:
         # What of a spread is hidden does not matter to its prices.
         spread = (choice.state.zero_stage, choice.state.shard_size, choice.state.offload_parameters)
         v = choice.variant
-        state = self._number(("state", choice.group, v.precision, spread, choice.offload.optimizer))
+        # Gradients that add up on the host go there and back with each micro-batch.
+        away = choice.micro_batch_size if choice.offload.optimizer else 0
+        state = self._number(("state", choice.group, v.precision, spread, away))
         send = self._number(("send", choice.group, choice.micro_batch_size, v.sequence_parallel, v.precision))
         host, other = self._number(("host", block, choice.offload.activations)), self._number(("other", block, state, send))
         return {"block": block, "state": state, "send": send, "host": host, "other": other}

@@ -20,12 +20,14 @@ DEEPSPEED: Final = (
          "abilities": ("pure_bf16", "narrow_optimizers", "host_parameters", "fused_kernels", "quantised_base"),
          "zero_stage_default": 3, "states_follow_parameters": False,
          "bucket_bytes": 0.0, "bucket_elements_min": 5e8, "gradient_dtype": "fp16", "fsdp_reduce_dtype": "fp16",
-         "overlap_grad_reduce_from": 3,
+         "overlap_grad_reduce_from": 3, "overlap_param_gather": False, "reduce_copies": 3,
          "attention": (("", "unfused"),), "optimizer_traffic_bytes": 40.0, "gradients_persist": True, "layer_cpu_s": 0.63e-3,
          "recompute_default": "full", "optimizer_tensor_cpu_s": 0.0, "fsdp_prefetch_groups": 0, "fsdp_rank_lists": True,
          "fsdp_module_gathers": True, "fsdp_expert_modules": True},
         "DeepSpeed config defaults: buckets of 5e8 elements, overlap_comm only for stage 3 (zero/config.py overlap_comm_valid), "
-        "without which average_tensor (stage_1_and_2.py) and stage 0's engine reduce on the stream of the backward; hook overhead "
+        "without which average_tensor (stage_1_and_2.py) and stage 0's engine reduce on the stream of the backward; step gathers "
+        "updated weights before it returns (all_gather_dp_groups); each gradient goes into a buffer, is divided and flattened once "
+        "more (reduce_independent_p_g_buckets_and_remove_grads, average_tensor, allreduce_bucket); hook overhead "
         "assumed (1 ms a layer of a usual host); v0.4.0 partition_parameters.py: _allgather_param and _reduce_scatter_gradient "
         "take a weight each, a list of world_size parts that torch copies out of or into a flat buffer one by one, behind "
         "torch.cuda.synchronize(), so that nothing is fetched ahead (until PR 1188 and 1453); weights below "
@@ -34,7 +36,8 @@ DEEPSPEED: Final = (
     Row(
         (2022, 1),
         {"fsdp_prefetch_groups": 1, "fsdp_rank_lists": False, "fsdp_gather_copy_bytes": 4.0,
-         "fsdp_reduce_copy_bytes": 12.0, "fsdp_module_cpu_s": 0.29e-3, "gradients_persist": "sharded",
+         "fsdp_reduce_copy_bytes": 12.0, "fsdp_module_cpu_s": 0.29e-3, "reduction_hook_cpu_s": 29e-6,
+         "optimizer_tensor_cpu_s": 15e-6, "gradients_persist": "sharded",
          "fsdp_reuse_weights": 1e9, "update_bytes": 4.0, "host_update_bytes": 14.0, "gradients_to_host": True,
          "gradient_buffers": (2, 3)},
         "DeepSpeed stage3.py: unscale_and_clip_grads scales the fp32 gradients on the host (8 bytes), "
@@ -42,7 +45,8 @@ DEEPSPEED: Final = (
         "first (6); the flat buffer of gradients lies where the optimizer does; partition_parameters.py: each weight is put "
         "together from its ranks' parts, gradients are put into a bucket, that into the order of ranks and divided by their number "
         "(comm/coalesced_collectives.py reduce_scatter_coalesced); 276-300 us of "
-        "hooks per module forward and as much backward (deepspeed 0.19, an empty process group, one server core); the host "
+        "hooks per module forward and as much backward (deepspeed 0.19, an empty process group, one server core), where a "
+        "gradient's hook below stage 3 (stage_1_and_2.py grad_handling_hook) takes 29 us and what step does for it 15; the host "
         "waits with more than two fetches in flight; partitioned_param_coordinator.py __params_to_release: a module's weights stay "
         "if they come again within stage3_max_reuse_distance (1e9 weights by default); stage_1_and_2.py: gradients are freed as "
         "they are reduced, and step makes fp32 ones of the rank's part, as stage3.py does of its grad_partitions_flat_buffer; "
@@ -197,8 +201,8 @@ TORCHTUNE: Final = (
     Row(
         (2024, 4),
         {"pure_bf16": True, "recompute_default": "full", "zero_stage_default": 0, "loss_chunks": 1, "fsdp_reduce_dtype": "bf16",
-         "fsdp_reduce_copy_bytes": 4.0, "logits_fp32_copies_chunked": 1.0, "logits_fp32_copies_compiled": 1.5, "gradient_adds": "",
-         "fused_norm": False,
+         "fsdp_reduce_copy_bytes": 4.0, "logits_fp32_copies_chunked": 1.0, "logits_fp32_copies_compiled": 1.5,
+         "gradient_adds": "", "fused_norm": False,
          "repeats_keys": True, "selective_recompute": ("core_attn",), "only_cp_style": "", "microbatch_per_stage": False,
          "adapters": "each", "fsdp_root": "all", "recompute_stops_early": True, "complex_rope": False,
          "linears_apart": LINEARS_APART},

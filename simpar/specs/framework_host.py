@@ -30,6 +30,7 @@ class Host(Policy):
             every operation is dispatched eagerly through distributed tensors (torch DTensor); none inside a compiled graph.
         fsdp_module_cpu_s: host time of the hooks of one module in one pass, which fetch its weights: the host gets no further ahead
             of the device than a layer (DeepSpeed ZeRO-3).
+        reduction_hook_cpu_s: host time of the hook that takes a weight's gradient to its reduction, where weights are whole.
         fsdp_rank_lists: each weight is gathered alone, when the device is through with all before it, into a list of its ranks'
             parts, and its gradient reduced out of one: each part takes the host as long as a launch (DeepSpeed's ZeRO-3 of 2021).
         fsdp_group_cpu_s, fsdp_weight_cpu_s: host time of the hooks around a fully sharded group in a forward and in a backward, and
@@ -54,6 +55,7 @@ class Host(Policy):
     collective_cpu_s: float = 50e-6
     tensor_module_cpu_s: tuple[float, float] = (0.0, 0.0)
     fsdp_module_cpu_s: float = 0.0
+    reduction_hook_cpu_s: float = 0.0
     fsdp_rank_lists: bool = False
     fsdp_group_cpu_s: tuple[float, float] = (0.0, 0.0)
     fsdp_weight_cpu_s: tuple[float, float] = (0.0, 0.0)

@@ -335,6 +335,8 @@ class DataParallel(Policy):
             autograd keeps the casts unless layers are recomputed.
         fsdp_gather_copy_bytes: HBM bytes per gathered weight of taking it out of its group's buffer, on the compute stream.
         fsdp_reduce_copy_bytes: the same per gradient of putting it into the buffer that is reduced.
+        reduce_copies: kernels that read and write each gradient around its reduction, where weights are whole and no
+            DistributedDataParallel has them.
         fsdp_reduce_input_stays: the input of a group's reduction belongs to the compute stream and is held until the next group
             reduces (torch FSDP2); False: a buffer of the reduction's own stream that goes with it.
         fsdp_defers_reduction: default; micro-batches but the last of a step add whole gradients, in the dtype they are reduced in
@@ -372,6 +374,7 @@ class DataParallel(Policy):
     fsdp_fp32: bool = False
     fsdp_gather_copy_bytes: float = 0.0
     fsdp_reduce_copy_bytes: float = 0.0
+    reduce_copies: int = 0
     fsdp_reduce_input_stays: bool = False
     fsdp_defers_reduction: bool = False
     fsdp_reuse_weights: float = 0.0
