@@ -117,6 +117,7 @@ class Job:
             wide_heads=((0, "unfused"),) if self.attention_kernel == "unfused" else own.wide_heads(self.hardware.gpu),
             dropout=dropout_of(self.scenario, spec),
             linear_input_bytes=_SCALED_BYTES.get(training.precision, 1.0) if narrow else 2.0,
+            linears_alone=narrow and bool(own.te_scaling and own.linears_apart),
             loss_all_reduces=2 if training.cross_entropy == "fused" else spec.head.cross_entropy_all_reduces,
             loss_keeps_weight_gradient=loss.kind == "linear" and training.trainable == "all",
             logits_gathered=1 if self._loss_parallel else plan.tp,
@@ -135,10 +136,9 @@ class Job:
     @property
     def _autocast(self) -> bool:
         """Whether weights that are of fp32 where they are used are trained, or stand beside adapters, under autocast."""
-        training, own = self.training, self.framework.optimizer
-        wide = training.trainable == "all" or training.base_weights == "fp32"
-        under = own.autocast and training.precision in ("bf16", "fp16")
-        return under and wide and (self.plan.zero_stage == 0 or self._gather_bytes > 2.0) and not self.pure_bf16
+        training, under = self.training, self.framework.optimizer.autocast and self.training.precision not in ("fp32", "tf32")
+        wide = (training.trainable == "all" or training.base_weights == "fp32") and not self.pure_bf16
+        return under and wide and (self.plan.zero_stage == 0 or self._gather_bytes > 2.0)
 
     @property
     def _fp32_adapters(self) -> bool:

@@ -221,9 +221,9 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
     ),
     "torch-te": (
         "torch-autocast",
-        (Row((2022, 9), {"te_scaling": "delayed", "separate_casts": False, "rocm_attention": "fa2"},
-             "TransformerEngine pytorch/quantization.py: fp8_autocast around its layers, whose recipe of one scale a tensor is "
-             "DelayedScaling"),
+        (Row((2022, 9), {"te_scaling": "delayed", "separate_casts": False, "rocm_attention": "fa2", "linears_apart": LINEARS_APART},
+             "accelerate utils/transformer_engine.py convert_model: te.Linear in place of each nn.Linear; TransformerEngine "
+             "pytorch/quantization.py: fp8_autocast around its layers, whose recipe of one scale a tensor is DelayedScaling"),
          Row((2025, 5), *ROCM_TE)),
     ),
     "kempnerforge": (
