@@ -97,18 +97,18 @@ class Job:
     def compiled(self) -> bool:
         """Whether layers run as compiled graphs."""
         own, asked = self.framework.kernels, self.training.compile
-        return bool(own.compile if asked is None else asked) and (own.compiles_checkpoints or not self._asked_recompute.full)
+        compiled = own.compile if asked is None else asked in (True, "model")
+        return compiled and (own.compiles_checkpoints or not self._asked_recompute.full)
 
     @cached_property
     def kernels(self) -> KernelPlan:
         """Which kernels the framework runs layers with."""
-        training, plan, spec = self.training, self.plan, self.framework
-        own, compiled = spec.kernels, self.compiled
+        training, plan, spec, compiled = self.training, self.plan, self.framework, self.compiled
+        own, fp8 = spec.kernels, training.narrow_in("linears")
         model, tokens = self.scenario.model, training.micro_batch_size * training.sequence_length / plan.cp
         width = (float(model.vocab_size), float(model.hidden_size)) if isinstance(model, TransformerSpec) else (1.0, 1.0)
-        in_graph = compiled and training.compile != "model"
+        in_graph = training.compile == "loss" or (compiled and training.compile != "model")
         loss = loss_of(spec, training.cross_entropy, compiled=in_graph, tp=plan.tp, sizes=(tokens, *width), pure=self.pure_bf16)
-        fp8 = training.narrow_in("linears")
         narrow = fp8 and (not own.saves_gathered_input or training.precision in own.narrow_inputs)
         return KernelPlan(
             library=library_of(own, training, compiled=compiled, tp=plan.tp, math_attention=self._math_attention),
