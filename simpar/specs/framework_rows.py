@@ -112,6 +112,9 @@ _MEGATRON: Final = (
         "TransformerEngine fused_attn.cpp: heads of 192 and 128 train on sm_100 from cuDNN 9.11 on (NGC 25.07), of 256 from 9.23 "
         "on; until then get_attention_backend is left with FlashAttention 2, which gets heads above 192 on sm_80, sm_90, sm_100 "
         "and sm_120: not on B300, GB300 (sm_103) and Ada (PR 2836 of 2026-06, undone before 2.17, and PR 3360)"),
+    Row((2025, 8), {"overlap_keeps_backward": True},
+        "Megatron-LM ae1c8829 (2025-08-01) core/models/common/model_chunk_schedule_plan.py: run() gives the backward's plan back "
+        "(release_state) behind all of its layers and the other micro-batch's forward"),
     Row((2025, 10), {"saves_exchanged_output": True, "one_queue": False, "rotates_each_document": False},
         "TransformerEngine 2.8: attention with all-to-all context parallelism saves its output before the exchange; Megatron-LM "
         "arguments.py: Megatron-FSDP refuses CUDA_DEVICE_MAX_CONNECTIONS=1; rope_utils.py 6fe43ce2: one turn of all documents"),
@@ -122,6 +125,8 @@ _MEGATRON: Final = (
     Row((2026, 1), {"layer_slowdown": 1.0},
         "TransformerEngine's linear took the host 90 to 100 us on Grace, 2.4 to 2.7 times torch's (issue 2053, 2025-08), and takes "
         "nearly torch's since (issue 2126, 2026-01); what a layer takes on Grace then is read off runs (host.layer_slowdown)"),
+    Row((2026, 2), {"overlap_keeps_backward": False},
+        "Megatron-LM PR 2236 (a56a0b00 of 2026-01-06): each layer's plan is given back behind its backward"),
     Row((2026, 6), {"rotates_each_document": True}, "Megatron-LM rope_utils.py d30e1652: documents one by one again"),
     Row((2026, 9), {"rotates_each_document": False, "reorders_each_document": False},
         "Megatron-LM e4ba3a30 (2026-08-17): all documents at once; TransformerEngine 2.18 (70101184): chunks put in order at once"),
