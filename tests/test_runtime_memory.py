@@ -163,3 +163,15 @@ def test_exchanges_hidden_behind_another_micro_batch_keep_its_activations(versio
 
     (hidden, one), (plain, _) = peak(), peak(overlap_ep=False)
     assert hidden - plain == pytest.approx(kept * one)
+
+
+@pytest.mark.parametrize(("framework", "version", "apart"), [
+    ("megatron-core", "2023-09", True), ("megatron-core", "2023-12", False), ("nemo", "2023-09", False),
+    ("megatron-deepspeed", "2023-09", True), ("megatron-deepspeed", "2024-01", True),
+])  # fmt: skip
+def test_swiglu_in_two_operations_keeps_what_silu_makes(framework: str, version: str, apart: bool) -> None:
+    """Llama 3.1 8B, two bytes of each of 14,336 and 2,048 tokens: Megatron-LM has one kernel for it since November 2023."""
+    block = step(framework, version, {"recompute": "none"}).layout.stage_blocks[0][1]
+    saved = dict(block.saved)
+    assert saved["mlp/activation_in"] == 2 * 2 * 14336 * 2048
+    assert saved.get("mlp/activation_gate", 0.0) == 2 * 14336 * 2048 * apart

@@ -58,6 +58,9 @@ _MEGATRON: Final = (
     Row((2022, 11),
         {"attention": (("", "fa1"),), "recompute_default": "none", "tp_scatter_gather_p2p": False, "te_scaling": "delayed"},
         "Megatron-LM --use-flash-attn, FlashAttention 1 (2022-11); fp8 by TransformerEngine, delayed scaling by default"),
+    Row((2023, 4), {"fused_rope": False, "gate_chains": "halves"},
+        "Megatron-LM 2cc3dac7 (2023-04-01) model/transformer.py: swiglu cuts its input in two, silu of one half times the other; "
+        "model/rotary_pos_embedding.py turns queries and keys in elementary operations"),
     Row((2023, 8),
         {
             "attention": (("", "fa2"),), "zero_stage_default": 1, "overlap_grad_reduce": True, "reduces_together": True,
@@ -76,6 +79,8 @@ _MEGATRON: Final = (
         "micro-batch at tp 4 and 8, on one node as on two (1.9 ms beside the launches), Llama 3 70B in nvfp4 without graphs on "
         "Grace leaves room for 1.6; Megatron-Core moe/token_dispatcher.py makes the host wait for the counts of dropless tokens: "
         "8.8 to 9.4 ms of Qwen3-30B-A3B on B200 and H100 alike, against 4.7 with a capacity"),
+    Row((2023, 12), {"fused_rope": True, "gate_chains": ""},
+        "Megatron-LM 8503f754 (2023-11-15): rotary embedding and swiglu as one kernel each"),
     Row((2023, 12),
         {"overlap_param_gather": True, "dropout": 0.0, "whole_gradient_bytes": 16.0, "communicators": 2},
         "Megatron-LM core 0.5 --overlap-param-gather; two communicators beside those that split the model: of all ranks (barriers, "
@@ -141,7 +146,8 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
         "megatron-core",
         (
             Row((2022, 9), {"zero_stage_default": 1, "overlap_grad_reduce": True, "overlap_param_gather": True,
-                            "whole_gradient_bytes": 4.0, "reduces_together": True, "dropout": 0.0},
+                            "whole_gradient_bytes": 4.0, "reduces_together": True, "dropout": 0.0,
+                            "gate_chains": "", "fused_rope": True},
                 "NeMo recipes: distributed fused Adam with overlapped reduction and gather, launched by apex' interleaved schedule "
                 "as by Megatron's (pipeline_parallel/schedules.py of 2023-05, grad_sync_func)"),
             Row((2024, 4), {"fp8_parameters": True, "graphed_machines": ("gb200-nvl72", "gb300-nvl72")},
@@ -241,7 +247,8 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
         "megatron-core",
         (Row((2023, 1),
              {"vocabulary_multiple": 1, "fused_norm": False, "fused_activation": False, "fused_residual": False,
-              "fused_rope": False, "dropout": 0.0, "loss_work": LOSS_WORK, "zero_stage_default": 1, "gradient_dtype": "bf16",
+              "fused_rope": False, "gate_chains": "", "dropout": 0.0, "loss_work": LOSS_WORK, "zero_stage_default": 1,
+              "gradient_dtype": "bf16",
               "overlap_grad_reduce": False, "overlap_param_gather": False, "wgrad_accumulation_fusion": False,
               "gradient_adds": "always", "tp_backward_overlap": False, "gate_apart": True, "whole_gradient_bytes": 0.0,
               "overlap_p2p_interleaved": False, "logits_fp32_copies": 3.0, "loss": "unfused", "logits_vocab_parallel": False,
@@ -313,7 +320,7 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
               "broadcasts_weights": True, "fused_activation": False, "gradient_dtype": "bf16", "bucket_elements_min": 512.0 * 2**20,
               "bucket_elements_per_rank": 0.0, "wgrad_accumulation_fusion": False, "gradient_adds": "always",
               "fsdp_reduce_dtype": "bf16", "update_bytes": 12.0, "whole_gradient_bytes": 0.0, "layer_rounding": "last",
-              "loss": "fused", "loss_work": LOSS_WORK},
+              "loss": "fused", "loss_work": LOSS_WORK, "fused_rope": True, "gate_chains": ""},
              "InternEvo doc/en/train_performance.md; flash-attention 1.0.5 (doc/en/install.md) and its cross-entropy "
              "(model/losses/ce_loss.py); solver/pipeline_utils.py partition_uniform; solver/optimizer/hybrid_zero_optim.py: "
              "reduce_bucket_size of 512 Mi elements (num_elements_in_bucket), all-reduced without a destination rank "
