@@ -56,6 +56,19 @@ def test_bytes_of_a_dense_layer(precision: str, architecture: str, scaling: str,
     assert _casts(local.backward) == pytest.approx({name: each * width for name, width in backward.items()})
 
 
+@pytest.mark.parametrize("alone", [False, True])
+def test_narrow_copies_are_kept_beside_what_attention_keeps_and_by_each_linear_that_is_apart(alone: bool) -> None:
+    """Attention keeps its output in 16 bits, the product behind it its own copy in 8; queries, keys and values, gate and up read
+    one copy where they are one linear, one each where they are three and two."""
+    plan = KernelPlan(linear_input_bytes=1.0, linears_alone=alone)
+    saved = dict(split_block(_block("llama3.1-70b", "full_mlp"), SplitOptions(Degrees(), plan)).saved)
+    names = ("attention/qkv_cast_in", "mlp/fc1_cast_in") if alone else ("input_norm_out", "mlp_norm_out")
+    assert saved["attention/out"] == 2 * HEADS * TOKENS
+    assert saved["attention/proj_cast_in"] == HEADS * TOKENS
+    assert [saved[name] for name in names] == [3 * H * TOKENS, 2 * H * TOKENS] if alone else [H * TOKENS, H * TOKENS]
+    assert saved["mlp/fc2_in"] == F * TOKENS
+
+
 def test_no_casts_in_16_bits_or_elsewhere() -> None:
     assert engine_casts("bf16", "hopper", "delayed") is None
     assert engine_casts("fp8", "hopper", "") is None

@@ -186,9 +186,8 @@ switch = 1
     found = load(text, hardware="dgx-h100", num_nodes=2)
     plan, training = found.scenario.plan, found.scenario.training
     assert (plan.dp, plan.shard_size, plan.ep, plan.zero_stage, plan.reshard_after_forward) == (16, 8, 4, 3, False)
-    assert (training.micro_batch_size, training.global_batch_size, training.compile) == (8, 512, False)
+    assert (training.micro_batch_size, training.global_batch_size, training.compile) == (8, 512, "loss")
     assert any("some_new_section.switch" in w for w in found.warnings)
-    assert any("compile.components" in w for w in found.warnings)
     assert simulate(found.scenario).step_time_s > 0
 
 
@@ -225,7 +224,7 @@ local_batch_size = 4
     assert load(dense, hardware="dgx-b200", num_nodes=1).scenario.training.narrow_modules == "all"
 
 
-@pytest.mark.parametrize(("components", "compiled"), [(["model", "loss"], True), (["model"], "model"), (["loss"], False)])
+@pytest.mark.parametrize(("components", "compiled"), [(["model", "loss"], True), (["model"], "model"), (["loss"], "loss")])
 def test_a_loss_outside_the_compiled_model(components: list[str], compiled: bool | str) -> None:
     text = f"""
 [model]
@@ -241,12 +240,14 @@ components = {components!r}
     scenario = load(text, hardware="dgx-h100", num_nodes=1).scenario
     assert scenario.training.compile == compiled
     written = tomllib.loads(configuration(scenario))["compile"]
-    assert (written["enable"], written["components"]) == (bool(compiled), components if compiled else ["model", "loss"])
+    assert (written["enable"], written["components"]) == (True, components)
     table = scenario.model_dump(mode="json")
     long = {"sequence_length": 32768, "cross_entropy": "unfused"}
-    made = [{**table["training"], **long, "compile": c} for c in (True, "model")]
+    made = [{**table["training"], **long, "compile": c} for c in (True, "model", "loss", False)]
     peaks = [max(r.allocated_bytes for r in simulate(make_scenario({**table, "training": t})).memory) for t in made]
     assert peaks[0] < peaks[1]
+    assert peaks[2] - peaks[0] == pytest.approx(peaks[3] - peaks[1])
+    assert peaks[2] < peaks[3]
 
 
 def test_memory_options_of_a_configuration() -> None:

@@ -37,6 +37,33 @@ def test_a_compiled_loss_keeps_its_16_bit_logits(compiled: bool, held: int) -> N
     assert sum(found.values()) == held * logits.numel()
 
 
+@pytest.mark.parametrize(("name", "returned"), [("torch-autocast", True), ("plain", False)])
+def test_logits_returned_beside_a_compiled_loss_have_zeros_for_a_gradient(name: str, returned: bool) -> None:
+    """Autograd hands a compiled backward a tensor for every output that may have a gradient, as wide as the output: nanoGPT's
+    model returns logits and loss, nanochat's its loss alone."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    handed: list[tuple[torch.Size, Any]] = []
+
+    def backward(graph: Any, inputs: Any) -> Any:
+        handed.extend((t.shape, t.dtype) for t in inputs)
+        return graph
+
+    def model(hidden: Any, weight: Any) -> Any:
+        logits = torch.nn.functional.linear(hidden, weight)
+        loss = torch.nn.functional.cross_entropy(logits, torch.zeros(TOKENS, dtype=torch.long))
+        return (logits, loss) if returned else loss
+
+    backend = aot_autograd(fw_compiler=lambda graph, _: graph, bw_compiler=backward)
+    hidden, weight = (torch.zeros(n, 8, requires_grad=True) for n in (TOKENS, WORDS))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = torch.compile(model, backend=backend)(hidden, weight)
+    (found[1] if returned else found).backward()
+    assert handed.count((torch.Size([TOKENS, WORDS]), torch.bfloat16)) == int(returned)
+    loss = loss_of(framework(name, "2025-02"), "auto", compiled=True, tp=1, sizes=SIZES)
+    assert loss.logit_bytes(2.0) == (6.0 if returned else 4.0)  # 16-bit logits, their gradient and the zeros
+
+
 def _most_asked(step: Callable[[], None]) -> float:
     """Most bytes that `step` holds at once beside what was there, as the allocator counts."""
     from torch.profiler import ProfilerActivity, profile

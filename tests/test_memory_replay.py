@@ -215,3 +215,13 @@ def test_outputs_that_the_last_stage_keeps(framework: str, version: str, every: 
     assert many - one == pytest.approx(more + (batches - 1) * received, rel=0.03, abs=0.04 * logits)
     if not every:  # a replay ends with the passes that lead to the most in flight
         assert replayed_many - replayed_one == pytest.approx(many - one, abs=0.01 * logits)
+
+
+@pytest.mark.parametrize(("framework", "tensors"), [("torch-autocast", 3), ("plain", 2)])
+def test_a_compiled_model_that_returns_its_logits_holds_zeros_beside_their_gradient(framework: str, tensors: int) -> None:
+    """16-bit logits of 8,192 tokens, 128,256 words: themselves, their gradient, and the zeros that stand for that of the output."""
+    plan = {"zero_stage": 0, "framework": framework}
+    head = result_of(plan, compile=True).layout.stage_blocks[0][-1]
+    asked = [size for _, size in (*lifetimes(head).forward, *lifetimes(head).backward)]
+    assert asked.count(2 * 8192 * 128256) == tensors
+    assert dict(head.saved)["head/logits"] == tensors * 2 * 8192 * 128256

@@ -154,6 +154,18 @@ def test_buckets() -> None:
     assert framework("nanotron").bucket_elements(8, 2.0) == 25 * 2**20 / 2
 
 
+@pytest.mark.parametrize(("name", "held"), [("lit-gpt", 2.0), ("torchtune", 0.0)])
+def test_replicas_that_torch_wraps_hold_buckets_as_wide_as_their_weights(name: str, held: float) -> None:
+    """DistributedDataParallel: 2 bytes a weight beside 16-bit weights; torchtune's single-device recipes wrap nothing."""
+    model = {"name": "two layers", "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
+             "head_dim": 64, "intermediate_size": 512, "vocab_size": 1024}  # fmt: skip
+    training = {"sequence_length": 256, "global_batch_size": 8, "pure_bf16": True}
+    cluster = {"hardware": "dgx-a100-80gb", "num_nodes": 1}
+    table = {"model": model, "framework": name, "framework_version": "2024-05", "cluster": cluster,
+             "plan": {"dp": 8, "zero_stage": 0}, "training": training}  # fmt: skip
+    assert prepare(make_scenario(table)).layout.state_bytes.bucket == held
+
+
 def test_compiled_loss_keeps_fewer_copies() -> None:
     def copies(version: str, *, compiled: bool) -> float:
         spec = framework("torchtitan", version)

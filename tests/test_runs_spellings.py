@@ -98,7 +98,7 @@ def test_offload(word: str, parts: tuple[str, ...]) -> None:
     ("word", "compiled"),
     [
         ("not compiled", False), ("uncompiled", False), ("without torch.compile", False), ("torch.compile off", False),
-        ("loss only compiled", False), ("only the loss", False), ("eager", False),
+        ("loss only compiled", "loss"), ("only the loss", "loss"), ("eager", False),
         ("torch.compile", True), ("model only", "model"),
     ],
 )  # fmt: skip

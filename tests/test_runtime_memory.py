@@ -146,3 +146,32 @@ def test_moments_are_not_there_while_the_first_batch_goes_through() -> None:
         assert first == pytest.approx(max(worst.allocated_bytes - moments, sum(static.values())), rel=1e-6)
         assert (first == pytest.approx(sum(static.values()))) == (micro == 1)
         assert prediction_of(found).first_step_bytes == first < worst.allocated_bytes
+
+
+@pytest.mark.parametrize(("version", "kept"), [("2025-11", 1), ("2026-03", 0)])
+def test_exchanges_hidden_behind_another_micro_batch_keep_its_activations(version: str, kept: int) -> None:
+    """Megatron-LM gave the backward's plan back only behind all layers of both micro-batches until PR 2236 of January 2026."""
+
+    def peak(**changes: Any) -> tuple[float, float]:
+        table = {
+            "model": "qwen3-30b-a3b", "framework": "megatron-core", "framework_version": version,
+            "cluster": {"hardware": "dgx-b200", "num_nodes": 1}, "plan": {"ep": 8, "overlap_ep": True, **changes},
+            "training": {"sequence_length": 4096, "global_batch_size": 16, "micro_batch_size": 1, "precision": "bf16"},
+        }  # fmt: skip
+        result = simulate(make_scenario(table))
+        return result.memory[0].allocated_bytes, sum(block.saved_bytes for block in result.layout.stage_blocks[0])
+
+    (hidden, one), (plain, _) = peak(), peak(overlap_ep=False)
+    assert hidden - plain == pytest.approx(kept * one)
+
+
+@pytest.mark.parametrize(("framework", "version", "apart"), [
+    ("megatron-core", "2023-09", True), ("megatron-core", "2023-12", False), ("nemo", "2023-09", False),
+    ("megatron-deepspeed", "2023-09", True), ("megatron-deepspeed", "2024-01", True),
+])  # fmt: skip
+def test_swiglu_in_two_operations_keeps_what_silu_makes(framework: str, version: str, apart: bool) -> None:
+    """Llama 3.1 8B, two bytes of each of 14,336 and 2,048 tokens: Megatron-LM has one kernel for it since November 2023."""
+    block = step(framework, version, {"recompute": "none"}).layout.stage_blocks[0][1]
+    saved = dict(block.saved)
+    assert saved["mlp/activation_in"] == 2 * 2 * 14336 * 2048
+    assert saved.get("mlp/activation_gate", 0.0) == 2 * 14336 * 2048 * apart

@@ -283,6 +283,16 @@ def with_fp32_weights(**changes: Any) -> LocalBlock:
     return prepare(chosen).layout.stage_blocks[0][1]
 
 
+def test_the_stream_is_fp32_under_autocast_whatever_linears_multiply_in() -> None:
+    """TransformerEngine's linears in a torch model: autocast turns what they read into 16 bits, sums and norms are of fp32."""
+    chosen = small("torch-te", version="2025-10", plan={"recompute": "none"}, precision="fp8")
+    saved = dict(prepare(chosen).layout.stage_blocks[0][1].saved)
+    names = ("input_norm_fp32", "attention/qkv_cast_in", "attention/proj_cast_in", "attention/out", "mlp/fc1_cast_in")
+    assert [saved[name] for name in names] == [n * TOKENS * HIDDEN for n in (4, 3, 1, 2, 2)]
+    assert "input_norm_in" not in saved
+    assert saved["mlp/fc2_in"] == TOKENS * FFN
+
+
 @pytest.mark.torch
 def test_fp32_weights_under_autocast_make_an_fp32_stream_that_every_linear_casts() -> None:
     """A norm of transformers' Llama and the three linears behind it: what is cast, and what is kept."""

@@ -281,7 +281,7 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
     if framework.kernels.separate_casts and (parts := narrow_modules(row)) != "all":
         table["narrow_modules"] = parts
     if row.get("compile") is not None:
-        table["compile"] = "model" if row["compile"] == "model" else bool(row["compile"])
+        table["compile"] = row["compile"] if row["compile"] in ("model", "loss") else bool(row["compile"])
     if row.get("document_tokens"):
         table["document_lengths"] = row["document_tokens"]
     gradients = str(row.get("grad_dtype") or "").lower().replace("bfloat", "bf").replace("float", "fp")

@@ -235,8 +235,10 @@ def _flag(name: str, value: Any) -> bool | str | None:
         return False
     if word in _TRUE or (first in _TRUE and name != "flash_attention"):  # where a kernel's name may follow
         return True
-    if name == "compile" and (first == "eager" or re.search(r"\bloss only|only (?:the )?loss\b", word)):
-        return False  # the model runs eagerly
+    if name == "compile" and re.search(r"\bloss only|only (?:the )?loss\b", word):
+        return "loss"
+    if name == "compile" and first == "eager":
+        return False
     if name == "compile" and re.search(r"model|compile|inductor|dynamo|autotune|overhead|block|layer|region", word):
         return "model" if re.search(r"\bmodel\b", word) else True  # how says that it is
     if name == "flash_attention" and isinstance(value, str):

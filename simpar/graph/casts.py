@@ -33,7 +33,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from simpar.graph.types import Einsum, Layer, Norm
+from simpar.graph.kernel_types import HALF, KernelPlan
+from simpar.graph.types import Attention, Einsum, Layer, Node, Norm
 
 GATHERED: Final = "fp8_gathered"
 """Recipe of scales per tensor with weights that arrive in fp8."""
@@ -137,6 +138,18 @@ def holds_norm(layer: Layer, node: Einsum) -> bool:
     """Whether a linear layer holds the norm before it: one that it alone reads (TELayerNormColumnParallelLinear)."""
     before = layer.producer.get(node.inputs[0])
     return isinstance(before, Norm) and layer.consumers[node.inputs[0]] == (node,)
+
+
+def narrow_copies(layer: Layer, node: Node, plan: KernelPlan) -> int:
+    """Narrow copies of what it reads that a product keeps for itself: attention keeps its output in 16 bits beside them
+    (TransformerEngine dot_product_attention/backends.py), and of linears side by side each quantises its input alone."""
+    if plan.linear_input_bytes >= HALF or not isinstance(node, Einsum) or not node.weight or node.wide:
+        return 0
+    if plan.linears_alone and node.linears > 1:
+        return node.linears
+    made_by = layer.producer.get(node.inputs[0])
+    kept = isinstance(made_by, Attention) and plan.beyond(layer.size(made_by.head_dim)) != "unfused"
+    return int(kept and node.inputs[0] not in dict(plan.stored))
 
 
 def engine_casts(precision: str, architecture: str, scaling: str) -> EngineCasts | None:

@@ -29,6 +29,7 @@ class KernelPlan:
             (and its dropout) per head, others no score matrix.
         dropout: probability; > 0 stores one mask byte per element of each residual branch.
         linear_input_bytes: saved input of a matmul, per element (1 under fp8, 2 else).
+        linears_alone: each of linears side by side keeps a narrow input of its own (TransformerEngine in models of torch modules).
         loss_all_reduces: all-reduces of one fp32 value per token that a loss over split logits takes.
         loss_keeps_weight_gradient: the gradient of the head's weight exists from the forward on (linear loss of a trained head).
         logits_gathered: ranks whose logits each rank gathers before the loss (1: they stay split over the vocabulary).
@@ -51,6 +52,7 @@ class KernelPlan:
     wide_heads: tuple[tuple[int, str], ...] = ()
     dropout: float = 0.0
     linear_input_bytes: float = 2.0
+    linears_alone: bool = False
     loss_all_reduces: int = 3
     loss_keeps_weight_gradient: bool = False
     logits_gathered: int = 1

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from simpar.graph.attention_kernels import attention
+from simpar.graph.casts import narrow_copies
 from simpar.graph.kernel_types import HALF, Axes, Kept, Kernel, KernelPlan, Traffic, kept_whole
 from simpar.graph.types import (
     GELUS,
@@ -82,8 +83,9 @@ def _product(layer: Layer, node: Einsum | Convolution, plan: KernelPlan) -> Kern
     if (pairs := plan.pairs) and pairs.kept and pairs.adapted(node):
         copy = Kept(f"{node.name}_adapter_in", layer.tensor[node.inputs[0]].axes, pairs.kept * pairs.of(node))
         return Kernel(node, keeps=(copy, kept_whole(layer, node.inputs[0])) if plan.frozen_inputs else (copy,))
-    if read := cast_inputs(layer, node, plan):
-        return Kernel(node, keeps=(Kept(f"{node.name}_cast_in", layer.tensor[node.inputs[0]].axes, HALF * read),))
+    if read := narrow_copies(layer, node, plan) or cast_inputs(layer, node, plan):
+        each = read * _input_bytes(layer, node.inputs[0], plan)
+        return Kernel(node, keeps=(Kept(f"{node.name}_cast_in", layer.tensor[node.inputs[0]].axes, each),))
     return Kernel(node, keeps=tuple(kept_whole(layer, name, _input_bytes(layer, name, plan)) for name in node.inputs))
 
 

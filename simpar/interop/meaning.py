@@ -168,7 +168,7 @@ def _compiled(asked: bool | str | None, spec: FrameworkSpec) -> bool | str:
     """What is compiled; a loss that the framework never compiles makes no difference."""
     if asked is None:
         return spec.kernels.compile
-    return asked if spec.head.logits_fp32_copies_compiled is not None else bool(asked)
+    return asked if spec.head.logits_fp32_copies_compiled is not None else asked in (True, "model")
 
 
 def _gradient_dtype(scenario: Scenario, dtype: str) -> str:

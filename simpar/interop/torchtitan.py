@@ -90,7 +90,7 @@ def _other_rules(scenario: Scenario) -> Iterator[Violation]:
         yield Violation("plan.schedule", plan.schedule, "torch has no such schedule", right)
     if plan.pp > 1 and family in ("interleaved", "interleaved_bfs", "interleaved_zb") and plan.virtual_stages == 1:
         yield Violation("plan.virtual_stages", 1, f"torch's {family} schedule needs stages in turn", "at least 2")
-    if plan.overlap_tp and plan.tp > 1 and not meaning(scenario)["training.compile"]:
+    if plan.overlap_tp and plan.tp > 1 and meaning(scenario)["training.compile"] not in (True, "model"):
         yield Violation(
             "plan.overlap_tp", True, "torchtitan's asynchronous tensor parallelism is compiled", "training.compile = true"
         )

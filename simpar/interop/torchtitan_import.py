@@ -316,10 +316,8 @@ def _training(v: _Values, *, experts: bool) -> dict[str, Any]:
 def _compiled(v: _Values) -> bool | str:
     enabled = bool(v.get("compile.enable", v.get("training.compile", False)))
     components = v.get("compile.components", ["model", "loss"])
-    if enabled and "model" not in components:
-        v.warnings.append(f"compile.components = {components}: the model is taken to run eagerly, and so is the loss")
-        return False
-    return "model" if enabled and "loss" not in components else enabled
+    parts = [part for part in ("model", "loss") if enabled and part in components]
+    return parts[0] if len(parts) == 1 else bool(parts)
 
 
 class _Batch:

@@ -17,7 +17,8 @@ _DISPATCHERS: Final = {"deepep": "deepep", "hybridep": "hybridep"}
 
 def compiled_parts(scenario: Scenario) -> list[str]:
     """Components that torchtitan compiles."""
-    return ["model"] if scenario.training.compile == "model" else ["model", "loss"]
+    asked = scenario.training.compile
+    return [asked] if isinstance(asked, str) else ["model", "loss"]
 
 
 def limits(scenario: Scenario) -> list[str]:

@@ -47,7 +47,7 @@ def layout_of_scenario(scenario: Scenario) -> RunLayout:
         tp=plan.tp, cp=plan.cp, dp=resolved_dp(scenario), pp=plan.pp, ep=plan.ep, fsdp=plan.zero_stage == 3,
         sequence_parallel=plan.sequence_parallel and plan.tp > 1, cp_style=plan.cp_style,
         schedule=plan.schedule if plan.pp > 1 else "1f1b", virtual_stages=plan.virtual_stages, recompute=recompute == "full",
-        compiled=bool(scenario.training.compile),
+        compiled=scenario.training.compile in (True, "model"),
     )  # fmt: skip
     wrong += [Violation("plan", layout.name, rule) for rule in impossible(layout)]
     if wrong:

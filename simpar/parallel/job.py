@@ -97,18 +97,18 @@ class Job:
     def compiled(self) -> bool:
         """Whether layers run as compiled graphs."""
         own, asked = self.framework.kernels, self.training.compile
-        return bool(own.compile if asked is None else asked) and (own.compiles_checkpoints or not self._asked_recompute.full)
+        compiled = own.compile if asked is None else asked in (True, "model")
+        return compiled and (own.compiles_checkpoints or not self._asked_recompute.full)
 
     @cached_property
     def kernels(self) -> KernelPlan:
         """Which kernels the framework runs layers with."""
-        training, plan, spec = self.training, self.plan, self.framework
-        own, compiled = spec.kernels, self.compiled
+        training, plan, spec, compiled = self.training, self.plan, self.framework, self.compiled
+        own, fp8 = spec.kernels, training.narrow_in("linears")
         model, tokens = self.scenario.model, training.micro_batch_size * training.sequence_length / plan.cp
         width = (float(model.vocab_size), float(model.hidden_size)) if isinstance(model, TransformerSpec) else (1.0, 1.0)
-        in_graph = compiled and training.compile != "model"
+        in_graph = training.compile == "loss" or (compiled and training.compile != "model")
         loss = loss_of(spec, training.cross_entropy, compiled=in_graph, tp=plan.tp, sizes=(tokens, *width), pure=self.pure_bf16)
-        fp8 = training.narrow_in("linears")
         narrow = fp8 and (not own.saves_gathered_input or training.precision in own.narrow_inputs)
         return KernelPlan(
             library=library_of(own, training, compiled=compiled, tp=plan.tp, math_attention=self._math_attention),
@@ -117,6 +117,7 @@ class Job:
             wide_heads=((0, "unfused"),) if self.attention_kernel == "unfused" else own.wide_heads(self.hardware.gpu),
             dropout=dropout_of(self.scenario, spec),
             linear_input_bytes=_SCALED_BYTES.get(training.precision, 1.0) if narrow else 2.0,
+            linears_alone=narrow and bool(own.te_scaling and own.linears_apart),
             loss_all_reduces=2 if training.cross_entropy == "fused" else spec.head.cross_entropy_all_reduces,
             loss_keeps_weight_gradient=loss.kind == "linear" and training.trainable == "all",
             logits_gathered=1 if self._loss_parallel else plan.tp,
@@ -135,10 +136,9 @@ class Job:
     @property
     def _autocast(self) -> bool:
         """Whether weights that are of fp32 where they are used are trained, or stand beside adapters, under autocast."""
-        training, own = self.training, self.framework.optimizer
-        wide = training.trainable == "all" or training.base_weights == "fp32"
-        under = own.autocast and training.precision in ("bf16", "fp16")
-        return under and wide and (self.plan.zero_stage == 0 or self._gather_bytes > 2.0) and not self.pure_bf16
+        training, under = self.training, self.framework.optimizer.autocast and self.training.precision not in ("fp32", "tf32")
+        wide = (training.trainable == "all" or training.base_weights == "fp32") and not self.pure_bf16
+        return under and wide and (self.plan.zero_stage == 0 or self._gather_bytes > 2.0)
 
     @property
     def _fp32_adapters(self) -> bool:

@@ -228,7 +228,7 @@ class _Order:
         compiled loss (4 bytes or fewer) stores no fp32: the 16-bit logits and their gradient.
         """
         element = float(self.tensors[self.logits][0]) / self.plan.element
-        per_logit = self.plan.loss.logit_bytes(HALF)
+        per_logit = self.plan.loss.logit_bytes(HALF) - HALF * self.plan.loss.returned
         return element, int(per_logit // 4) if per_logit > 4.0 else 0, self.plan.loss.logits_live
 
     def _loss_forward(self) -> None:
@@ -254,7 +254,10 @@ class _Order:
         for index in range(copies - 1):
             self._ask(f"loss.gradient#{index}", 4 * element)
         self._free("loss.saved")
+        if self.plan.loss.returned:
+            self._ask("loss.zeros", self.plan.element * element)
         self._ask("loss.gradient", self.plan.element * element)
+        self._free("loss.zeros")
         for index in range(copies - 1):
             self._free(f"loss.gradient#{index}")
         self._free(logits)

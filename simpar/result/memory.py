@@ -32,7 +32,7 @@ from simpar.result.gathers import (
 )
 from simpar.result.outside import outside_bytes, workspaces
 from simpar.result.requests import Pass, placeholders
-from simpar.result.stage_ends import freed_inputs, kept_outputs, last_outputs, receive_buffers
+from simpar.result.stage_ends import freed_inputs, kept_by_overlap, kept_outputs, last_outputs, receive_buffers
 from simpar.result.tensors import TimedPass
 
 BoolArray = NDArray[np.bool_]
@@ -145,7 +145,7 @@ def static_state(layout: Layout, stages: list[int]) -> tuple[tuple[str, float], 
     buckets = (dense + experts) * state.bucket + buffers_at_rest(layout)
     found += [("communication_buffers", receive_buffers(layout, stages) + buckets)]
     found += [("fsdp_buffers", fsdp_buffers(layout, dense + experts * layout.plan.shard_experts, stages))]
-    found += [("weight_gradients", sum(placeholders(layout, stages).values()))]
+    found += [("weight_gradients", sum(placeholders(layout, stages).values())), ("activations", kept_by_overlap(layout, stages))]
     return (*found[:3], *(pair for pair in found[3:] if pair[1]), *beside)
 
 

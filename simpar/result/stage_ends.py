@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from simpar.graph.types import Elementwise
@@ -47,6 +48,14 @@ def freed_inputs(layout: Layout, index: int) -> float:
     if not layout.framework.pipeline.frees_stage_inputs or layout.plan.pp == 1 or stage.embedding or not stage.count:
         return 0.0
     return dict(layout.stage_blocks[index][0].saved).get(STAGE_INPUT, 0.0)
+
+
+def kept_by_overlap(layout: Layout, stages: Sequence[int]) -> float:
+    """Bytes of a micro-batch, of one chunk, whose backward is through while another's forward beside it is not."""
+    apart = not layout.framework.pipeline.overlap_keeps_backward or not layout.degrees.overlap_ep or layout.degrees.ep == 1
+    if apart or layout.num_microbatches == 1:
+        return 0.0
+    return max(sum(block.saved_bytes for block in layout.stage_blocks[stage]) for stage in stages)
 
 
 def last_outputs(layout: Layout, block: LocalBlock) -> float:

@@ -273,13 +273,14 @@ LIT_GPT: Final = (
         {"pure_bf16": True, "zero_stage_default": 0, "recompute_default": "none", "gradient_adds": "", "normed_bytes": 4.0,
          "logits_fp32_copies": 2.5, "qkv_copies": 2 / 3, "loss_chunks": 1, "logits_fp32_copies_chunked": 2.5,
          "fsdp_defers_reduction": True, "complex_rope": False, "linears_apart": LINEARS_APART[1:],
-         "quantised_inputs": True},
+         "quantised_inputs": True, "ddp": "several"},
         "litgpt pretrain.py: precision bf16-true, weights and optimizer states in bf16; rmsnorm.py multiplies by the weight in "
         "fp32; model.py: queries and keys are turned out of place by real numbers, values stay a view of what one linear made, "
         "fc_1 and fc_2 are apart; Fabric turns the "
         "logits into fp32 (plugins/precision/half.py convert_output), of which each piece's cross-entropy keeps its own to the "
         "backward (utils.py chunked_cross_entropy); every micro-batch but the last of a step runs under no_backward_sync; "
-        "lightning-thunder's benchmark_litgpt.py sets the same default dtype",
+        "lightning-thunder's benchmark_litgpt.py sets the same default dtype, and as Fabric's strategies/ddp.py wraps the "
+        "model in torch's DistributedDataParallel",
     ),
     Row((2024, 8), {"quantised_inputs": False}, "bitsandbytes PR 1270, as under torch-fsdp"),
 )  # fmt: skip

@@ -209,6 +209,7 @@ class Loss(Policy):
         logits_fp32_copies_chunked: the same of a loss by pieces; none = no difference.
         cross_entropy_all_reduces: all-reduces of a value per token over the tensor group (a run that asks for a fused loss: two).
         logits_vocab_parallel: the logits stay split over tensor ranks (False: gathered before the loss).
+        logits_returned: a compiled model returns its logits beside its loss.
     """
 
     loss: LossKind = "fused"
@@ -223,6 +224,7 @@ class Loss(Policy):
     logits_fp32_copies_chunked: float | None = None
     cross_entropy_all_reduces: int = 3
     logits_vocab_parallel: bool = True
+    logits_returned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

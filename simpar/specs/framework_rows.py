@@ -58,6 +58,9 @@ _MEGATRON: Final = (
     Row((2022, 11),
         {"attention": (("", "fa1"),), "recompute_default": "none", "tp_scatter_gather_p2p": False, "te_scaling": "delayed"},
         "Megatron-LM --use-flash-attn, FlashAttention 1 (2022-11); fp8 by TransformerEngine, delayed scaling by default"),
+    Row((2023, 4), {"fused_rope": False, "gate_chains": "halves"},
+        "Megatron-LM 2cc3dac7 (2023-04-01) model/transformer.py: swiglu cuts its input in two, silu of one half times the other; "
+        "model/rotary_pos_embedding.py turns queries and keys in elementary operations"),
     Row((2023, 8),
         {
             "attention": (("", "fa2"),), "zero_stage_default": 1, "overlap_grad_reduce": True, "reduces_together": True,
@@ -76,6 +79,8 @@ _MEGATRON: Final = (
         "micro-batch at tp 4 and 8, on one node as on two (1.9 ms beside the launches), Llama 3 70B in nvfp4 without graphs on "
         "Grace leaves room for 1.6; Megatron-Core moe/token_dispatcher.py makes the host wait for the counts of dropless tokens: "
         "8.8 to 9.4 ms of Qwen3-30B-A3B on B200 and H100 alike, against 4.7 with a capacity"),
+    Row((2023, 12), {"fused_rope": True, "gate_chains": ""},
+        "Megatron-LM 8503f754 (2023-11-15): rotary embedding and swiglu as one kernel each"),
     Row((2023, 12),
         {"overlap_param_gather": True, "dropout": 0.0, "whole_gradient_bytes": 16.0, "communicators": 2},
         "Megatron-LM core 0.5 --overlap-param-gather; two communicators beside those that split the model: of all ranks (barriers, "
@@ -112,6 +117,9 @@ _MEGATRON: Final = (
         "TransformerEngine fused_attn.cpp: heads of 192 and 128 train on sm_100 from cuDNN 9.11 on (NGC 25.07), of 256 from 9.23 "
         "on; until then get_attention_backend is left with FlashAttention 2, which gets heads above 192 on sm_80, sm_90, sm_100 "
         "and sm_120: not on B300, GB300 (sm_103) and Ada (PR 2836 of 2026-06, undone before 2.17, and PR 3360)"),
+    Row((2025, 8), {"overlap_keeps_backward": True},
+        "Megatron-LM ae1c8829 (2025-08-01) core/models/common/model_chunk_schedule_plan.py: run() gives the backward's plan back "
+        "(release_state) behind all of its layers and the other micro-batch's forward"),
     Row((2025, 10), {"saves_exchanged_output": True, "one_queue": False, "rotates_each_document": False},
         "TransformerEngine 2.8: attention with all-to-all context parallelism saves its output before the exchange; Megatron-LM "
         "arguments.py: Megatron-FSDP refuses CUDA_DEVICE_MAX_CONNECTIONS=1; rope_utils.py 6fe43ce2: one turn of all documents"),
@@ -122,6 +130,8 @@ _MEGATRON: Final = (
     Row((2026, 1), {"layer_slowdown": 1.0},
         "TransformerEngine's linear took the host 90 to 100 us on Grace, 2.4 to 2.7 times torch's (issue 2053, 2025-08), and takes "
         "nearly torch's since (issue 2126, 2026-01); what a layer takes on Grace then is read off runs (host.layer_slowdown)"),
+    Row((2026, 2), {"overlap_keeps_backward": False},
+        "Megatron-LM PR 2236 (a56a0b00 of 2026-01-06): each layer's plan is given back behind its backward"),
     Row((2026, 6), {"rotates_each_document": True}, "Megatron-LM rope_utils.py d30e1652: documents one by one again"),
     Row((2026, 9), {"rotates_each_document": False, "reorders_each_document": False},
         "Megatron-LM e4ba3a30 (2026-08-17): all documents at once; TransformerEngine 2.18 (70101184): chunks put in order at once"),
@@ -136,7 +146,8 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
         "megatron-core",
         (
             Row((2022, 9), {"zero_stage_default": 1, "overlap_grad_reduce": True, "overlap_param_gather": True,
-                            "whole_gradient_bytes": 4.0, "reduces_together": True, "dropout": 0.0},
+                            "whole_gradient_bytes": 4.0, "reduces_together": True, "dropout": 0.0,
+                            "gate_chains": "", "fused_rope": True},
                 "NeMo recipes: distributed fused Adam with overlapped reduction and gather, launched by apex' interleaved schedule "
                 "as by Megatron's (pipeline_parallel/schedules.py of 2023-05, grad_sync_func)"),
             Row((2024, 4), {"fp8_parameters": True, "graphed_machines": ("gb200-nvl72", "gb300-nvl72")},
@@ -236,7 +247,8 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
         "megatron-core",
         (Row((2023, 1),
              {"vocabulary_multiple": 1, "fused_norm": False, "fused_activation": False, "fused_residual": False,
-              "fused_rope": False, "dropout": 0.0, "loss_work": LOSS_WORK, "zero_stage_default": 1, "gradient_dtype": "bf16",
+              "fused_rope": False, "gate_chains": "", "dropout": 0.0, "loss_work": LOSS_WORK, "zero_stage_default": 1,
+              "gradient_dtype": "bf16",
               "overlap_grad_reduce": False, "overlap_param_gather": False, "wgrad_accumulation_fusion": False,
               "gradient_adds": "always", "tp_backward_overlap": False, "gate_apart": True, "whole_gradient_bytes": 0.0,
               "overlap_p2p_interleaved": False, "logits_fp32_copies": 3.0, "loss": "unfused", "logits_vocab_parallel": False,
@@ -308,7 +320,7 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
               "broadcasts_weights": True, "fused_activation": False, "gradient_dtype": "bf16", "bucket_elements_min": 512.0 * 2**20,
               "bucket_elements_per_rank": 0.0, "wgrad_accumulation_fusion": False, "gradient_adds": "always",
               "fsdp_reduce_dtype": "bf16", "update_bytes": 12.0, "whole_gradient_bytes": 0.0, "layer_rounding": "last",
-              "loss": "fused", "loss_work": LOSS_WORK},
+              "loss": "fused", "loss_work": LOSS_WORK, "fused_rope": True, "gate_chains": ""},
              "InternEvo doc/en/train_performance.md; flash-attention 1.0.5 (doc/en/install.md) and its cross-entropy "
              "(model/losses/ce_loss.py); solver/pipeline_utils.py partition_uniform; solver/optimizer/hybrid_zero_optim.py: "
              "reduce_bucket_size of 512 Mi elements (num_elements_in_bucket), all-reduced without a destination rank "

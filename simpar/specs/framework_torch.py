@@ -208,10 +208,10 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
     ),
     "torch-autocast": (
         "plain",
-        (Row((2020, 8), {"autocast": True},
-             "nanoGPT train.py, torch's amp_examples: forward and loss under torch.autocast, weights of fp32; sums of the stream "
-             "and norms are fp32, and a compiler keeps the normalised input in fp32 beside the 16-bit one that is multiplied "
-             "(what functorch's min-cut partitioner saves of GPT-2)"),),
+        (Row((2020, 8), {"autocast": True, "logits_returned": True},
+             "nanoGPT train.py, torch's amp_examples: forward and loss under torch.autocast, weights of fp32; model.py returns "
+             "logits and loss; sums of the stream and norms are fp32, and a compiler keeps the normalised input in fp32 beside the "
+             "16-bit one that is multiplied (what functorch's min-cut partitioner saves of GPT-2)"),),
     ),
     "torch-fsdp-autocast": (
         "torch-fsdp",
@@ -221,9 +221,9 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
     ),
     "torch-te": (
         "torch-autocast",
-        (Row((2022, 9), {"te_scaling": "delayed", "separate_casts": False, "rocm_attention": "fa2"},
-             "TransformerEngine pytorch/quantization.py: fp8_autocast around its layers, whose recipe of one scale a tensor is "
-             "DelayedScaling"),
+        (Row((2022, 9), {"te_scaling": "delayed", "separate_casts": False, "rocm_attention": "fa2", "linears_apart": LINEARS_APART},
+             "accelerate utils/transformer_engine.py convert_model: te.Linear in place of each nn.Linear; TransformerEngine "
+             "pytorch/quantization.py: fp8_autocast around its layers, whose recipe of one scale a tensor is DelayedScaling"),
          Row((2025, 5), *ROCM_TE)),
     ),
     "kempnerforge": (

@@ -25,6 +25,8 @@ class Loss:
         fp32_copies: fp32 tensors of the logits' size alive at the peak beside the 16-bit ones.
         chunks: pieces of the logits that exist one after the other.
         pieces: products with the head's weight; each has a gradient of all of it, which is added to the sum of the others'.
+        returned: a graph of the whole model hands the logits out beside the loss: autograd gives its backward zeros for their
+            gradient, to which that of the loss is added (tests/test_losses_torch.py).
     """
 
     kind: LossKind
@@ -33,6 +35,7 @@ class Loss:
     fp32_copies: float
     chunks: int = 1
     pieces: int = 1
+    returned: bool = False
 
     def logit_bytes(self, element: float) -> float:
         """Bytes per logit at the peak, of logits of `element` bytes (2 or 4).
@@ -43,10 +46,12 @@ class Loss:
         >>> losses = [Loss("unfused", "cross_entropy", (18.0, 18.0), copies) for copies in (0.0, 0.5, 2.5, 3.0)]
         >>> [(loss.logit_bytes(2.0), loss.logit_bytes(4.0)) for loss in losses]
         [(2.0, 4.0), (4.0, 8.0), (12.0, 12.0), (14.0, 16.0)]
+        >>> Loss("unfused", "cross_entropy", (18.0, 18.0), 0.5, returned=True).logit_bytes(2.0)
+        6.0
         """
         narrow = 2.0 + 4.0 * self.fp32_copies
         if narrow <= 4.0 or self.kind == "half":
-            return narrow * element / 2.0
+            return narrow * element / 2.0 + element * self.returned
         return narrow + (element - 2.0) * self.logits_live
 
     @property
@@ -115,7 +120,7 @@ def loss_of(
     copies = _copies(spec, kind, asked=wanted != "auto", compiled=compiled, tp=tp)
     if kind == "chunked" and compiled and spec.head.logits_fp32_copies_compiled is not None:
         copies = _COMPILED * chunks / pieces
-    return Loss(kind, kernel, moved, copies, chunks, pieces)
+    return Loss(kind, kernel, moved, copies, chunks, pieces, in_graph and spec.head.logits_returned)
 
 
 def _copies(spec: FrameworkSpec, kind: LossKind, *, asked: bool, compiled: bool, tp: int) -> float:

@@ -144,8 +144,8 @@ class TrainingSpec(Spec):
     loss_parallel: bool | None = None
     """The loss runs over a vocabulary split over tensor ranks; false: each gathers the logits first (torchtitan's
     disable_loss_parallel, transformers' colwise_gather_output); none = as the framework does."""
-    compile: bool | Literal["model"] | None = None
-    """torch.compile, of the loss too where the framework compiles it, or of the model alone; open: the default of the framework."""
+    compile: bool | Literal["model", "loss"] | None = None
+    """torch.compile, of the loss too where the framework compiles it, or of either alone; open: as the framework does."""
     fused_kernels: FusedKernels = False
     """Norm, rotary embedding and gated activation by a library's single kernels in a model of plain modules (Liger, Unsloth): true,
     or a list of those that are (norm, rope, activation)."""
