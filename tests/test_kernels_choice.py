@@ -330,3 +330,35 @@ def test_flex_attention_is_behind_the_kernels_of_its_generation() -> None:
             assert seconds(hardware, "flex", backward=backward) == seconds(hardware, "fa2", backward=backward)
     assert framework("torchtitan", "2026-05").kernels.attention_kernel("blackwell") == "cudnn9.19"
     assert framework("torchtitan", "2026-06").kernels.attention_kernel("blackwell") == "flex"
+
+
+def test_unfused_attention_multiplies_and_keeps_scores_in_its_own_type() -> None:
+    """On a V100 fp32 runs at 0.148 of the rate of tensor cores, and what a tile takes beside its products, 84.8 elements of k at
+    theirs, are 12.55 at its. Scores of 4 bytes: a mask and a softmax, each read and written, are 16."""
+    model = KernelModel(load_hardware("dgx1-v100-16gb"))
+    overheads = [model.gemm_set(dtype)[0].k_overhead for dtype in ("bf16", "fp32")]
+    assert overheads == pytest.approx([84.822, 12.554], rel=1e-3)
+    scores = 96 * 512 * 512
+    for dtype, each, launches in (("fp32", 16.0, 2), ("bf16", 16.0, 3)):
+        products = [model.gemm(Gemm(512, n, k, dtype), 96).seconds for n, k in ((512, 64), (64, 512))]
+        passes = model.memory_bound("softmax", each * scores, implementation="eager", launches=launches).seconds
+        work = AttentionWork(8, 512, 512, 12, 12, 64, 64, kernel="eager", dtype=dtype)
+        assert model.attention(work).seconds == pytest.approx(sum(products) + passes)
+    backward = AttentionWork(8, 512, 512, 12, 12, 64, 64, backward=True, kernel="eager", dtype="fp32")
+    products = [2.0 * model.gemm(Gemm(512, n, k, "fp32"), 96).seconds for n, k in ((512, 64), (64, 512))]
+    passes = model.memory_bound("softmax", 12.0 * scores, implementation="eager").seconds
+    assert model.attention(backward).seconds == pytest.approx(sum(products) + passes)
+
+
+@pytest.mark.parametrize(("precision", "slower"), [("fp16", True), ("fp32", False)])
+def test_torchs_math_backend_multiplies_in_fp32_since_2_5(precision: str, slower: bool) -> None:
+    def seconds(version: str) -> float:
+        model = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 2, "num_attention_heads": 8,
+                 "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 512}  # fmt: skip
+        return simulate(make_scenario({
+            "model": model, "framework": "plain", "framework_version": version,
+            "cluster": {"hardware": "dgx1-v100-16gb", "num_nodes": 1, "num_gpus": 1},
+            "training": {"sequence_length": 2048, "global_batch_size": 1, "precision": precision, "attention_kernel": "unfused"},
+        })).step_time_s  # fmt: skip
+
+    assert seconds("2024-10") == pytest.approx(seconds("2024-09")) if not slower else seconds("2024-10") > 1.1 * seconds("2024-09")

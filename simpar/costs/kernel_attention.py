@@ -248,6 +248,9 @@ SCORE_BYTES: Final = {("forward", False): (8.0, 2), ("backward", False): (12.0, 
 """(Direction, eager) -> bytes per score and kernels of the softmax between two products. Fused: Megatron's scale-mask-softmax, and
 dropout. Eager torch, the scale in the product: mask (read 2, write 2), softmax into fp32 (2, 4), back to 16 bits (4, 2); backward
 the gradient to fp32 (2, 4), the softmax's (8, 2), the mask's (2, 2)."""
+WIDE_SCORE_BYTES: Final = {("forward", False): (16.0, 2), ("backward", False): (24.0, 3), ("forward", True): (16.0, 2),
+                           ("backward", True): (12.0, 1)}  # fmt: skip
+"""The same of scores in fp32. Eager torch has nothing to cast: mask (4, 4), softmax (4, 4); backward the softmax's (8, 4)."""
 
 
 ALIGNED_HEAD: Final = 8
@@ -269,15 +272,17 @@ def _unfused(model: Model, call: AttentionWork, *, eager: bool = False) -> Price
     """Two batched products and the passes over the scores that the masked, scaled softmax and dropout make."""
     rows, columns, count = call.sequence_q, call.sequence_kv, call.batch * call.heads
     scores = float(count) * rows * columns
+    wide = call.dtype in ("fp32", "tf32")
+    dtype = call.dtype if wide else "bf16"
     products = [
-        model.gemm(Gemm(rows, columns, call.head_dim), count),
-        model.gemm(Gemm(rows, call.v_head_dim, columns), count),
+        model.gemm(Gemm(rows, columns, call.head_dim, dtype), count),
+        model.gemm(Gemm(rows, call.v_head_dim, columns, dtype), count),
     ]
     if call.backward:
         products = [p for p in products for _ in range(2)]
-    if call.head_dim % ALIGNED_HEAD or call.v_head_dim % ALIGNED_HEAD:
+    if not wide and (call.head_dim % ALIGNED_HEAD or call.v_head_dim % ALIGNED_HEAD):
         products = [_on_cuda_cores(model, p, 2.0 * scores * call.head_dim) for p in products]
-    each, launches = SCORE_BYTES["backward" if call.backward else "forward", eager]
+    each, launches = (WIDE_SCORE_BYTES if wide else SCORE_BYTES)["backward" if call.backward else "forward", eager]
     passes = model.memory_bound("softmax", scores * each, implementation="eager" if eager else "framework", launches=launches)
     parts = [*products, passes]
     total = sum(p.seconds for p in parts)

@@ -16,7 +16,7 @@ from simpar.costs.price import Provenance
 from simpar.errors import InputError
 from simpar.specs.base import data_dir, read_toml, validate
 from simpar.specs.hardware import HardwareProfile, load_hardware
-from simpar.specs.kernel_constants import AttentionConstants, Band, GemmConstants, HeadConstants, KernelConstants
+from simpar.specs.kernel_constants import AttentionConstants, Band, GemmConstants, HeadConstants, KernelConstants, MemoryClass
 
 NEAREST: Final = {
     "fermi": "a100",
@@ -130,6 +130,18 @@ def _attention_apart(base: KernelConstants, unscaled: KernelConstants, own: Kern
     return base.model_copy(update={"attention": attention, "backward_over_forward": forward / backward})
 
 
+def _memory_scaled(own: KernelConstants, base: KernelConstants) -> dict[str, MemoryClass]:
+    """The classes of `base` at the share of the peak that a copy reaches on the GPU of `own`, where that was measured on both."""
+    if own.memory_bandwidth_share is None or base.memory_bandwidth_share is None:
+        return dict(base.memory)
+    ratio = own.memory_bandwidth_share / base.memory_bandwidth_share
+    tiers = ("tuned", "framework", "eager")
+    return {
+        name: shares.model_copy(update={tier: min(getattr(shares, tier) * ratio, 1.0) for tier in tiers})
+        for name, shares in base.memory.items()
+    }
+
+
 def _merge(own: KernelConstants, base: KernelConstants) -> KernelConstants:
     """`own` first, then what only `base` has."""
     return base.model_copy(
@@ -141,7 +153,7 @@ def _merge(own: KernelConstants, base: KernelConstants) -> KernelConstants:
             "backward": own.backward + base.backward,
             "directions": own.directions or base.directions,
             "grouped": own.grouped or base.grouped,
-            "memory": {**base.memory, **own.memory},
+            "memory": {**_memory_scaled(own, base), **own.memory},
             "memory_bandwidth_share": own.memory_bandwidth_share or base.memory_bandwidth_share,
             "fp32_over_bf16": own.fp32_over_bf16,
             "points": own.points,

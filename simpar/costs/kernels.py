@@ -142,6 +142,8 @@ class KernelModel:
             "derived": "bf16 by measured rates" if known else "bf16 by peaks",
             "output_bytes": size if size > 2 else 2.0,
         }
+        if vectors:  # a tile begins and ends in its time however long the products between take
+            update["k_overhead"] = base.k_overhead * (known or ratio)
         return base.model_copy(update=update), Provenance.SCALED
 
     @_Memoised

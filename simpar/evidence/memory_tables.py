@@ -18,6 +18,7 @@ _CLASSES: Final = (
     ("softmax", "softmax"),
     ("cross-entropy", "cross_entropy"),
     ("amax", "amax"),
+    ("cast_transpose", "quantize"),
     ("cast", "cast"),
     ("quant", "cast"),
     ("rope", "rope"),
@@ -25,7 +26,21 @@ _CLASSES: Final = (
     ("adam", "adam"),
     ("permute", "permute"),
 )
-_TUNED: Final = ("quack", "liger", "trtllm", "vllm 0", "torchao", "after", "llm.c", "te ", "any tuned", "fastlayernorm")
+_TUNED: Final = (
+    "quack",
+    "liger",
+    "trtllm",
+    "vllm 0",
+    "torchao",
+    "after",
+    "llm.c",
+    "te ",
+    "any tuned",
+    "fastlayernorm",
+    "aiter",
+    "lumen",
+    "hipkittens",
+)
 _FRAMEWORK: Final = ("compile", "megatron", "jit", "vllm(2023)", "before")
 _GPU_OF: Final = (
     ("gb200", "gb200"),
@@ -36,6 +51,8 @@ _GPU_OF: Final = (
     ("a100-80g-pcie", "a100_pcie"),
     ("a100-40g", "a100_40gb"),
     ("a100", "a100"),
+    ("mi300x", "mi300x"),
+    ("mi355x", "mi355x"),
 )
 _PEAKS: Final = {"h100_500w": 2400.0, "a100_40gb": 1555.0}
 """GB/s of GPUs that share a short name with another."""

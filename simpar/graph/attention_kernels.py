@@ -28,7 +28,7 @@ def attention(layer: Layer, node: Attention, plan: KernelPlan) -> Kernel:
         keeps[2] = Kept(node.inputs[2], _viewed(layer, node.inputs[2], node.value_dim), HALF)
     keeps.append(kept_whole(layer, out))
     rows, fused = (node.batch, node.queries, node.heads), plan.beyond(layer.size(node.head_dim)) != "unfused"
-    # torch's own math attention runs in fp32 whatever its inputs are; its time is priced as that in 16 bits.
+    # torch's own math attention runs in fp32 whatever its inputs are.
     if not fused and in_fp32(plan):
         return Kernel(node, launches=4, keeps=(*_kept_in_fp32(layer, node, path, plan), kept_whole(layer, out)))
     if fused:

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.graph.attention_kernels import score_parts
+from simpar.graph.attention_kernels import in_fp32, score_parts
 from simpar.graph.differentiate import kept, needs_input_gradient
 from simpar.graph.kernel_types import Kept, Kernel
 from simpar.graph.kernels import kernels, product_of
@@ -166,9 +166,14 @@ class LocalLayer:
             keys, causal = max(round(seen), 1), False
         return AttentionWork(
             batch, queries, keys, heads, groups, layer.size(node.head_dim), layer.size(node.value_dim), causal, backward, kernel,
-            window=mask.window if causal else None, dtype="fp32" if self.options.dtype in ("fp32", "tf32") else "bf16",
+            window=mask.window if causal else None, dtype=self._attention_dtype(kernel),
             dropout=self.options.kernels.dropout > 0,
         )  # fmt: skip
+
+    def _attention_dtype(self, kernel: str) -> str:
+        """What attention multiplies in: torch's math backend in fp32 whatever its inputs are."""
+        own = self.options.dtype if self.options.dtype in ("fp32", "tf32") else "bf16"
+        return "fp32" if own == "bf16" and kernel in ("unfused", "eager") and in_fp32(self.options.kernels) else own
 
     def attention_launches(self, kernel: Kernel, work: AttentionWork) -> int:
         """Kernels of one attention in one direction."""
