@@ -63,6 +63,9 @@ DEEPSPEED: Final = (
         "on by default)",
     ),
     Row((2024, 1), {"gradient_buffers": (1, 2, 3)}, "DeepSpeed PR 4887: contiguous_gradients holds for stage 1 too"),
+    Row((2025, 2), {"columns_apart": LINEARS_APART[:3], "tp_backward_overlap": False},
+        "DeepSpeed 0.16.4 trains with AutoTP: module_inject/layers.py LinearLayer of q_proj, k_proj, v_proj, gate_proj and up_proj "
+        "each all-reduces its input's gradient (ColumnParallel), at once unless tp_overlap_comm is asked for"),
     Row(
         (2025, 8),
         {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn")), "rocm_attention": ""},
