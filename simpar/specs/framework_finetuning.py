@@ -90,7 +90,7 @@ TRANSFORMERS: Final = (
          "zero_stage_default": 0, "autocast": True, "sharded_weights_fp32": True, "logits_fp32_copies": 2.5,
          "recompute_default": "none", "logits_fp32_copies_fused": 1.5,
          "fsdp_defers_reduction": True, "drains_before_update": True, "offload_blocks_compute": False,
-         "fsdp_frozen_holds_inputs": True, "adapters": "each", "activation_chains": True, "model_dropout": True, "no_mtp": True,
+         "fsdp_frozen_holds_inputs": True, "adapters": "each", "model_dropout": True, "no_mtp": True,
          "layer_cpu_s": 0.45e-3, "adapter_cpu_s": 25e-6, "ddp": "several", "bucket_bytes": 25.0 * 2**20},
         "accelerate utils/fsdp_utils.py and accelerator.py: trained weights are turned into fp32 before they are sharded wherever "
         "mixed precision is on, and everything is reduced in its dtype (bf16); transformers loss/loss_utils.py ForCausalLMLoss: an "

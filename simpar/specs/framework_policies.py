@@ -36,8 +36,8 @@ class Kernels(Policy):
         fused_norm: the norm is one kernel that saves its input and row statistics; False: a chain that saves its input in fp32 and
             normed_bytes per element of what its weight multiplies, in 16 bits or in 32.
         fused_activation: gate and activation in one kernel saving only its input (Megatron bias-gelu / bias-swiglu fusion,
-            TransformerEngine, a compiled graph); False: the activation's output and the product are saved as well (torch).
-        activation_chains: GELUs that transformers writes out in elementary operations run so (graph/kernels.py, GELU_CHAINS).
+            TransformerEngine, a compiled graph); False: the activation's output and the product are saved as well (torch), and
+            GELUs that models write out in elementary operations run so (graph/kernels.py, GELU_CHAINS).
         gate_chains: gates run in Megatron-LM's elementary operations (graph/kernels.py), whatever else is fused: on two halves,
             or with the offset of one besides (since 2025).
         activation_kernel: gates fused with their activation are hand-written (tuned) or compiled from torch code (framework).
@@ -116,7 +116,6 @@ class Kernels(Policy):
     fused_norm: bool = True
     normed_bytes: float = 2.0
     fused_activation: bool = True
-    activation_chains: bool = False
     gate_chains: Literal["", "halves", "offset"] = ""
     activation_kernel: Literal["tuned", "framework"] = "tuned"
     fused_operations: tuple[str, ...] = ()
