@@ -13,6 +13,7 @@ from simpar.model.layered import token_network
 from simpar.model.network import simple_network
 from simpar.parallel.layout import Layout
 from simpar.parallel.work import LocalOp, MemoryWork
+from simpar.specs.framework import framework
 from simpar.specs.framework_policies import Kernels
 from simpar.specs.model import TransformerSpec
 from simpar.specs.models_io import load_model, table_names
@@ -170,11 +171,29 @@ def test_gelus_that_transformers_writes_out_move_and_keep_what_torch_counts(name
         plan = KernelPlan(Kernels(**{"fused_activation": False, **library}), autocast_powers=autocast)
         return next(k for k in kernels(layer, plan) if k.node.name == "mlp/activation")
 
-    found, counted = kernel(activation_chains=True), traffic(gelu, tokens, width)
+    found, counted = kernel(), traffic(gelu, tokens, width)
     assert sum(each for _, each in found.forward) == counted[0]
     assert sum(each for _, each in found.backward) == counted[1] - 4.0  # what makes the gradient in the test
     assert sum(t.bytes for t in found.keeps) == sum(saved.values()) / x.numel()
-    assert kernel().launches == kernel(activation_chains=True, fused_activation=True).launches == 1
+    assert kernel(fused_activation=True).launches == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "moved"), [("plain", (36.0, 56.0, 8)), ("torch-fsdp", (36.0, 56.0, 8)), ("megatron-core", (4.0, 6.0, 1))]
+)
+def test_gelus_that_models_write_out_are_chains_wherever_they_are_not_fused(name: str, moved: tuple[float, float, int]) -> None:
+    """Power, two products, a sum, tanh, a sum, two products: 8 kernels; torch's own GELU reads and writes once."""
+    model = load_model("gpt3-175b")
+    assert isinstance(model, TransformerSpec)
+
+    def found(activation: str) -> tuple[float, float, int]:
+        layer = token_network(model.model_copy(update={"activation": activation}), 1, 16).layers[1]
+        plan = KernelPlan(framework(name, "2024-01").kernels)
+        kernel = next(k for k in kernels(layer, plan) if k.node.name == "mlp/activation")
+        return sum(each for _, each in kernel.forward), sum(each for _, each in kernel.backward), kernel.launches
+
+    assert found("gelu_new") == moved
+    assert found("gelu_pytorch_tanh") == (4.0, 6.0, 1)
 
 
 @pytest.mark.torch

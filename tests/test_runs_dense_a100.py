@@ -16,7 +16,7 @@ from simpar.model.network import padded_vocabulary
 from simpar.parallel.keys import Send
 from simpar.parallel.layout import Layout
 from simpar.parallel.traffic import send_collectives
-from simpar.parallel.work import AttentionWork, Collective, Gemm, LocalOp
+from simpar.parallel.work import AttentionWork, Collective, Gemm, LocalOp, MemoryWork
 from simpar.specs.calibration import constant
 from simpar.specs.framework import framework
 from simpar.specs.hardware import load_hardware
@@ -139,3 +139,27 @@ def test_a_gate_of_its_own_reduces_its_inputs_gradient_and_waits() -> None:
     ops, found = backward("aa-scaling")
     for index, _ in found:
         assert index in next(op for op in ops[index:] if op.stream == "compute").deps
+
+
+def test_columns_that_are_linears_of_their_own_meet_the_tensor_ranks_one_by_one() -> None:
+    """picotron: q, k and v, then gate and up: five all-reduces a backward. With sequence parallelism five gathers forward, five
+    more backward, and what is gathered or scattered is copied twice (read and written: 4 times its bytes)."""
+
+    def calls(*overrides: str, backward: bool = True) -> dict[str, float]:
+        pieces = ["framework=picotron", "framework_version=2026-08", "model.gated_mlp=true", "plan.recompute=none", *overrides]
+        block = Layout.of(read_scenario(SCENARIO, pieces), 12).stage_blocks[1][0]
+        found: dict[str, float] = {}
+        for op in block.backward if backward else block.forward:
+            if isinstance(op.work, Collective):
+                assert op.work.bytes == amount
+                found[op.work.name] = found.get(op.work.name, 0.0) + op.work.repeat
+            elif "layout" in op.name and isinstance(op.work, MemoryWork):
+                found["copied"] = found.get("copied", 0.0) + op.work.bytes_moved / amount
+        return found
+
+    amount = 2.0 * 2048 * 12288
+    assert calls(backward=False) == {"all_reduce": 2.0}
+    assert calls() == {"all_reduce": 5.0}
+    assert calls("plan.sequence_parallel=true", backward=False) == {"all_gather": 5.0, "reduce_scatter": 2.0, "copied": 28.0}
+    assert calls("plan.sequence_parallel=true") == {"all_gather": 7.0, "reduce_scatter": 5.0, "copied": 48.0}
+    assert calls("framework=deepspeed") == {"all_reduce": 5.0}

@@ -45,6 +45,7 @@ FRAMEWORK_PATTERNS: Final = (
     (r"accelerate\b|axolotl|llama[- ]?factory|hf trainer|^(?!.*fsdp).*transformers", "transformers"),
     (r"fms-fsdp", "torch-fsdp"),
     (r"lit[- ]?(gpt|llama)", "lit-gpt"),
+    (r"picotron(?!.*fsdp)", "picotron"),
     (r"(?<!modded[- ])nano-?gpt", "torch-autocast"),
     (r"fsdp2", "torchtitan"),
     (r"fsdp|fairscale|metaseq|lightning", "torch-fsdp"),
@@ -54,7 +55,6 @@ FRAMEWORK_PATTERNS: Final = (
 NEAREST: Final = (
     (r"primus.*torchtitan|picotron.*fsdp|veomni|\blingua\b|torchforge", "torchtitan", "it builds on torch's FSDP2"),
     (r"megablocks", "megatron-core", "Megatron-LM trains with it"),
-    (r"picotron", "nanotron", "it is a small sibling of nanotron"),
     (r"pith-?train", "torchtitan", "it drives torch's FSDP2 and compiler"),
     (
         r"\balpa\b|levanter|easylm|t5x|gspmd|jaxformer|flax|mesh[- ]?(tf|tensorflow)|tensorflow|\bpax\b|\bkeras\b",

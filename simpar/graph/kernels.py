@@ -298,14 +298,14 @@ GELU_CHAINS: Final[dict[str, tuple[float, float, int, tuple[float, ...]]]] = {
     "gelu_new_fp32": (76.0, 118.0, 10, (4.0, 4.0, 4.0, HALF)),
 }  # fmt: skip
 """Bytes per element forward and backward, kernels and kept tensors (the input first) of GELUs that transformers' activations.py
-writes out. Under autocast torch.pow casts its input to fp32 and keeps that, what is made of it is fp32, and the product behind
-it casts it back: 0.5 x (4), cast (6), power (8), times (8), plus x (10), times (8), tanh (8), plus 1 (8), times 0.5 x (10),
-cast (6)."""
+writes out, as do minGPT's NewGELU and LLMs-from-scratch's GELU (torch's own is one kernel). Under autocast torch.pow casts its
+input to fp32 and keeps that, what is made of it is fp32, and the product behind it casts it back: 0.5 x (4), cast (6), power (8),
+times (8), plus x (10), times (8), tanh (8), plus 1 (8), times 0.5 x (10), cast (6)."""
 
 
 def _chained_gelu(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
-    """A GELU in elementary operations, in the models of transformers; one kernel elsewhere."""
-    if plan.library.fused_activation or not plan.library.activation_chains:
+    """A GELU in elementary operations, or one kernel where those are compiled or fused."""
+    if plan.library.fused_activation:
         return _activation(layer, node, plan)
     powers = node.op == "gelu_new" and plan.autocast_powers
     forward, backward, launches, kept = GELU_CHAINS[f"{node.op}_fp32" if powers else node.op]

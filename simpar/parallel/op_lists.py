@@ -41,8 +41,8 @@ class Lists(LocalLayer):
             stretch = self.entry.get(position)
             if stretch is not None and self._gathers(stretch, only):
                 amount = self._stretch_bytes(stretch) * self._share(stretch)
-                self._gather(f"{stretch.name}_in", amount, ops)
-                self._laid_out(f"{stretch.name}_in.layout", amount, ops)
+                self._gather(f"{stretch.name}_in", amount, ops, repeat=self._columns(node))
+                self._laid_out(f"{stretch.name}_in.layout", self._columns(node) * amount, ops)
             if not wanted:
                 continue
             self._channels(node, ops, backward=False)
@@ -202,10 +202,10 @@ class Lists(LocalLayer):
     def _read(self, tensor: str, only: frozenset[str] | None) -> bool:
         return only is None or any(node.name in only for node in self.layer.consumers.get(tensor, ()))
 
-    def _gather(self, name: str, amount: float, ops: OpList, *, overlaps: bool = True) -> None:
+    def _gather(self, name: str, amount: float, ops: OpList, *, overlaps: bool = True, repeat: int = 1) -> None:
         """Gather what the next product reads: with chunked overlap the first chunk is exposed and the rest runs beside it."""
         if not (self.degrees.overlap_tp and self.options.kernels.overlapped_gathers and overlaps):
-            ops.blocking(f"{name}.all_gather", Collective("all_gather", amount, "tp"), "tp")
+            ops.blocking(f"{name}.all_gather", Collective("all_gather", amount, "tp", repeat), "tp")
             return
         first = amount / self.degrees.tp
         ops.blocking(f"{name}.all_gather.exposed", Collective("all_gather", first, "tp"), "tp")
@@ -225,8 +225,9 @@ class Lists(LocalLayer):
     def _laid_out(self, name: str, amount: float, ops: OpList) -> None:
         """Copy what was gathered, or is to be scattered, between rank by rank and sequence by sequence, where these differ."""
         chunked = self.degrees.overlap_tp and self.options.kernels.overlapped_gathers
-        if self.options.kernels.library.rank_major_gathers and self.degrees.sequence_parallel and not chunked:
-            ops.compute(name, self._moving("copy", 2.0 * amount))
+        copies = self.options.kernels.library.gather_copies
+        if copies and self.degrees.sequence_parallel and not chunked:
+            ops.compute(name, self._moving("copy", 2.0 * copies * amount))
 
     def _early(self, name: str, amount: float, ops: OpList) -> None:
         """All but the last chunk of a product's output is reduced beside it."""
@@ -308,7 +309,7 @@ class Lists(LocalLayer):
         again = self._trained(node) and not self.options.kernels.library.saves_gathered_input
         if entry is not None and self.degrees.sequence_parallel and again:
             # For the weight's gradient: a frozen one has none (Megatron-LM's LinearWithFrozenWeight), adapters keep what they read.
-            work = Collective("all_gather", self._stretch_bytes(entry), "tp")
+            work = Collective("all_gather", self._stretch_bytes(entry), "tp", self._columns(node))
             regathered = ops.start(f"{entry.name}_in.regather", work, "tp")
         if self.options.kernels.loss.kind == "tiled" and self.is_logits(node):
             ops.compute(f"{node.name}.again", self.product(node, "forward"), self.launches(kernel))
@@ -322,15 +323,16 @@ class Lists(LocalLayer):
                 ops.compute(f"{node.name}.sum.backward", sums, sums.launches)
             if entry is not None:
                 name = f"{entry.name}_in.{self._reduce}"
-                self._laid_out(f"{entry.name}_in.layout.backward", self._stretch_bytes(entry), ops)
-                for number in range(self._reductions(node)):
-                    name += ".gate" if number else ""
+                self._laid_out(f"{entry.name}_in.layout.backward", self._columns(node) * self._stretch_bytes(entry), ops)
+                for number in range(self._columns(node)):
+                    name += ".next" if number else ""
                     reduced = ops.start(name, Collective(self._reduce, self._stretch_bytes(entry), "tp"), "tp")
                     if not self.degrees.async_tp:
                         ops.wait(reduced)
         target = ops if weight_ops is None else weight_ops
-        if regathered is not None:
+        if regathered is not None and entry is not None:
             ops.wait(regathered)
+            self._laid_out(f"{entry.name}_in.regather.layout", self._columns(node) * self._stretch_bytes(entry), ops)
         if self._trained(node):
             product = self.product(node, "wgrad")
             self._cast(node.name, product, target)
@@ -350,12 +352,12 @@ class Lists(LocalLayer):
         for suffix, work, launches in added(self, node, backward=backward):
             ops.compute(f"{node.name}.lora{suffix}", work, launches)
 
-    def _reductions(self, node: Einsum | Convolution) -> int:
-        """How often a product's input gradient is reduced; sequence parallelism gathers an input once for all that read it."""
-        if not self.options.kernels.library.gate_apart or self.degrees.sequence_parallel:
+    def _columns(self, node: Node) -> int:
+        """Linears that a product stands for which meet the other tensor ranks one by one."""
+        library = self.options.kernels.library
+        if not isinstance(node, Einsum) or node.module not in library.columns_apart:
             return 1
-        gated = len(self.layer.axis[self.layer.tensor[node.outputs[0]].axes[-1]].parts) == 2
-        return 2 if gated else 1
+        return node.linears if library.columns_gather or not self.degrees.sequence_parallel else 1
 
     def _trained(self, node: Einsum | Convolution) -> bool:
         """Whether the second operand has a gradient: a trained weight, or another activation."""

@@ -67,6 +67,9 @@ DEEPSPEED: Final = (
         "on by default)",
     ),
     Row((2024, 1), {"gradient_buffers": (1, 2, 3)}, "DeepSpeed PR 4887: contiguous_gradients holds for stage 1 too"),
+    Row((2025, 2), {"columns_apart": LINEARS_APART[:3], "tp_backward_overlap": False},
+        "DeepSpeed 0.16.4 trains with AutoTP: module_inject/layers.py LinearLayer of q_proj, k_proj, v_proj, gate_proj and up_proj "
+        "each all-reduces its input's gradient (ColumnParallel), at once unless tp_overlap_comm is asked for"),
     Row(
         (2025, 8),
         {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn")), "rocm_attention": ""},
@@ -91,7 +94,7 @@ TRANSFORMERS: Final = (
          "zero_stage_default": 0, "autocast": True, "sharded_weights_fp32": True, "logits_fp32_copies": 2.5,
          "recompute_default": "none", "logits_fp32_copies_fused": 1.5,
          "fsdp_defers_reduction": True, "drains_before_update": True, "offload_blocks_compute": False,
-         "fsdp_frozen_holds_inputs": True, "adapters": "each", "activation_chains": True, "model_dropout": True, "no_mtp": True,
+         "fsdp_frozen_holds_inputs": True, "adapters": "each", "model_dropout": True, "no_mtp": True,
          "layer_cpu_s": 0.45e-3, "adapter_cpu_s": 25e-6, "ddp": "several", "bucket_bytes": 25.0 * 2**20},
         "accelerate utils/fsdp_utils.py and accelerator.py: trained weights are turned into fp32 before they are sharded wherever "
         "mixed precision is on, and everything is reduced in its dtype (bf16); transformers loss/loss_utils.py ForCausalLMLoss: an "

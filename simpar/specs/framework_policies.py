@@ -36,8 +36,8 @@ class Kernels(Policy):
         fused_norm: the norm is one kernel that saves its input and row statistics; False: a chain that saves its input in fp32 and
             normed_bytes per element of what its weight multiplies, in 16 bits or in 32.
         fused_activation: gate and activation in one kernel saving only its input (Megatron bias-gelu / bias-swiglu fusion,
-            TransformerEngine, a compiled graph); False: the activation's output and the product are saved as well (torch).
-        activation_chains: GELUs that transformers writes out in elementary operations run so (graph/kernels.py, GELU_CHAINS).
+            TransformerEngine, a compiled graph); False: the activation's output and the product are saved as well (torch), and
+            GELUs that models write out in elementary operations run so (graph/kernels.py, GELU_CHAINS).
         gate_chains: gates run in Megatron-LM's elementary operations (graph/kernels.py), whatever else is fused: on two halves,
             or with the offset of one besides (since 2025).
         activation_kernel: gates fused with their activation are hand-written (tuned) or compiled from torch code (framework).
@@ -57,7 +57,8 @@ class Kernels(Policy):
         recompute_stops_early: full recomputation makes no more than the tensors that the backward reads (torch's checkpoint that is
             not reentrant, since 2.1), as it does in any compiled graph; False: it runs the whole layer.
         saves_gathered_input: a column-parallel matmul saves its gathered input and does not gather again (torch eager).
-        rank_major_gathers: what tensor ranks gather along the sequence is copied into order (torch's functional collectives).
+        gather_copies: how often what tensor ranks gather along the sequence, or scatter, is copied into order: once by torch's
+            functional collectives, twice where these are lists of parts.
         repeats_keys: keys and values are copied to as many heads as queries have, and kept so.
         value_views, expert_output_fp32, unfused_attention_fp32: see graph/attention_kernels.py.
         expert_output_bytes: where scores weigh experts' outputs in fp32, HBM bytes per element that eager kernels move for it,
@@ -103,7 +104,8 @@ class Kernels(Policy):
         tp_backward_overlap: the backward all-reduce / reduce-scatter runs beside the weight-gradient matmul.
         linears_apart: modules whose linears side by side (queries, keys and values; gate and up) are products of their own: outside
             of a compiled graph autograd adds up the gradients of what they read, a kernel for each but the first.
-        gate_apart: the first product of a gated feed-forward is two, each of which reduces its input's gradient over tensor ranks.
+        columns_apart: modules each of whose linears side by side reduces its input's gradient over tensor ranks on its own.
+        columns_gather: under sequence parallelism each of those gathers its input on its own as well; False: once for all.
         adapters: low-rank pairs beside the matmuls of queries, keys and values or of gate and up: one pair where these are one
             packed matmul (packed), one for each of them (each), the same in fp32 beside 16-bit weights that are not sharded
             (fp32): every pair casts what it reads to fp32 and, under autocast, back, as its weights; it keeps the copy.
@@ -114,7 +116,6 @@ class Kernels(Policy):
     fused_norm: bool = True
     normed_bytes: float = 2.0
     fused_activation: bool = True
-    activation_chains: bool = False
     gate_chains: Literal["", "halves", "offset"] = ""
     activation_kernel: Literal["tuned", "framework"] = "tuned"
     fused_operations: tuple[str, ...] = ()
@@ -129,7 +130,7 @@ class Kernels(Policy):
     compiles_checkpoints: bool = True
     recompute_stops_early: bool = False
     saves_gathered_input: bool = False
-    rank_major_gathers: bool = False
+    gather_copies: int = 0
     repeats_keys: bool = False
     value_views: bool = False
     unfused_attention_fp32: bool = False
@@ -167,7 +168,8 @@ class Kernels(Policy):
     whole_embedding_gradient: bool = False
     tp_backward_overlap: bool = True
     linears_apart: tuple[str, ...] = ()
-    gate_apart: bool = False
+    columns_apart: tuple[str, ...] = ()
+    columns_gather: bool = False
     adapters: Literal["packed", "each", "fp32"] = "packed"
     one_queue: bool = False
 

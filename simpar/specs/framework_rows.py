@@ -250,7 +250,7 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
               "fused_rope": False, "gate_chains": "", "dropout": 0.0, "loss_work": LOSS_WORK, "zero_stage_default": 1,
               "gradient_dtype": "bf16",
               "overlap_grad_reduce": False, "overlap_param_gather": False, "wgrad_accumulation_fusion": False,
-              "gradient_adds": "always", "tp_backward_overlap": False, "gate_apart": True, "whole_gradient_bytes": 0.0,
+              "gradient_adds": "always", "tp_backward_overlap": False, "columns_apart": ("mlp",), "whole_gradient_bytes": 0.0,
               "overlap_p2p_interleaved": False, "logits_fp32_copies": 3.0, "loss": "unfused", "logits_vocab_parallel": False,
               "saves_gathered_input": True, "weight_gradients": "each", "attention": (("", "fa2"),)},
              "Hagemann et al. 2023 (arXiv 2311.05610), section 3; in-house Megatron-style code, unfused but for the named kernels, "

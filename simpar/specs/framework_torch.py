@@ -72,7 +72,7 @@ NANOTRON: Final = (
 
 TORCHTITAN: Final = (
     Row((2024, 3),
-        {**TORCH, "fused_norm": False, "repeats_keys": True, "saves_gathered_input": True, "rank_major_gathers": True,
+        {**TORCH, "fused_norm": False, "repeats_keys": True, "saves_gathered_input": True, "gather_copies": 1,
          "zero_stage_default": 3, "parameter_bytes": 0.0, "recompute_default": "selective", "fsdp_root": "all",
          "fsdp_reduce_input_stays": True, "optimizer_traffic_bytes": 32.0, "logits_fp32_copies_parallel": 3.5,
          "torch_ring": True, "keeps_stage_outputs": True, "last_outputs": "all", "receive_buffers_per_microbatch": True,
@@ -225,6 +225,24 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              "accelerate utils/transformer_engine.py convert_model: te.Linear in place of each nn.Linear; TransformerEngine "
              "pytorch/quantization.py: fp8_autocast around its layers, whose recipe of one scale a tensor is DelayedScaling"),
          Row((2025, 5), *ROCM_TE)),
+    ),
+    "picotron": (
+        "plain",
+        (Row((2024, 10),
+             {"fused_norm": True, "fused_rope": True, "repeats_keys": True, "linears_apart": LINEARS_APART[:2],
+              "columns_apart": LINEARS_APART[:2], "columns_gather": True, "gather_copies": 2, "logits_vocab_parallel": False,
+              "tp_backward_overlap": False, "saves_gathered_input": False, "attention": (("", "fa2"),)},
+             "huggingface/picotron model.py (flash-attn's Triton norm and rotary kernels under FLASH_ATTEN=1, the default; "
+             "repeat_interleave of keys and values) and tensor_parallel.py: q_proj, k_proj, v_proj, gate_proj and up_proj are "
+             "column-parallel linears each with an all-reduce of its input's gradient, before the weight's gradient unless "
+             "async_all_reduce is asked for; final_proj gathers its output; with the sequence parallelism of duoan/picotron "
+             "(1b2a724, column_parallel_linear_sp) each gathers its input too, and again in its backward, into lists of parts that "
+             "are joined (sp_communications.py)"),),
+    ),
+    "picotron-sdpa": (
+        "picotron",
+        (Row((2024, 10), {"fused_norm": False, "fused_rope": False},
+             "picotron model.py under FLASH_ATTEN=0: LlamaRMSNorm, apply_rotary_pos_emb and scaled_dot_product_attention"),),
     ),
     "kempnerforge": (
         "torchtitan",
