@@ -320,7 +320,7 @@ def _folded(scenario: Scenario, apart: Counts | None, detail: Detail, lowering: 
         return _coarser(scenario, steps.result) if detail == "layer" and passes.microbatches > FOLD_MICROBATCHES else None
     counts, exact = last
     if exact:
-        steps.read_off(*counts[:2], fine)
+        steps.read_off(*counts, fine)
     first, second = (steps.result(count, fine) for count in counts[:2])
     schedule = schedule_of(scenario.model_copy(update={"training": second.layout.training}), counts[1])
     layout = layout_of(scenario, schedule, expected_load_factor(scenario))

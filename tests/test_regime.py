@@ -77,6 +77,11 @@ def test_slack_that_is_used_up_later_is_seen_now(apart: float) -> None:
     assert foreseen(two[1], 4, 16, turn - 4, tolerance=TOLERANCE) == 8
 
 
+def test_what_repeats_itself_behind_slack_that_is_used_up_is_no_longer_waited_for() -> None:
+    """3 s at 0.1 s an op are used up with the 30th of 50: from that one on rounds of four are alike, and two more show it."""
+    assert foreseen(step(50, 3.0, (1.0, 1.1, 0.5)), 4, 50, 1000, tolerance=TOLERANCE) == 29 + 8
+
+
 @pytest.mark.parametrize(
     ("late", "may"),
     [(lambda n: 0.5 * (n >= 5), True), (lambda n: 0.5 * (n >= 13), True), (lambda n: 0.01 * n**2, False)],

@@ -187,10 +187,14 @@ def foreseen(second: Timeline, ahead: int, more: int, every: int, *, tolerance: 
     same = np.diff(np.concatenate([[False], apart <= tolerance, [False]]).astype(np.int64))
     heads, ends = np.flatnonzero(same > 0), np.flatnonzero(same < 0)
     if len(heads):
-        longest = int(np.argmax(ends - heads))
-        end, head = int(ends[longest]), float(heads[longest])
-        last = ops[:, end + ahead - 1 : end + 2 * ahead - 1].reshape(-1)
-        until = _used_up(step, last, ops[:, end + 2 * ahead - 1 : end + 3 * ahead - 1].reshape(-1), tolerance)
+        end, until = 0, -np.inf
+        # A regime whose slack is used up within the step has made room for the next.
+        while len(heads) and until < end + 3 * ahead:
+            longest = int(np.argmax(ends - heads))
+            end, head = int(ends[longest]), float(heads[longest])
+            heads, ends = heads[longest + 1 :], ends[longest + 1 :]
+            last = ops[:, end + ahead - 1 : end + 2 * ahead - 1].reshape(-1)
+            until = _used_up(step, last, ops[:, end + 2 * ahead - 1 : end + 3 * ahead - 1].reshape(-1), tolerance)
         head += until if until < every else 0.0
     else:
         end = int(np.argmin(apart))
