@@ -135,8 +135,8 @@ def test_so_is_a_step_of_any_layout(name: str, seed: int) -> None:
             return
 
 
-@pytest.mark.parametrize(("schedule", "built"), [("interleaved", 48_000), ("zb-v", 70_000)])
-def test_so_is_one_that_repeats_itself_late(schedule: str, built: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("schedule", "built", "runs"), [("interleaved", 48_000, 4), ("zb-v", 70_000, 3)])
+def test_so_is_one_that_repeats_itself_late(schedule: str, built: int, runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """126 layers over 32 stages, whose first and last are shorter: rounds come near each other by half under `interleaved`, and
     slack that one rank has is used up after 211 micro-batches under `zb-v`. A first step says how long the next must be."""
     given = load(
@@ -155,9 +155,9 @@ def test_so_is_one_that_repeats_itself_late(schedule: str, built: int, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(engine, "run", lambda priced, **how: played.append(priced.layout.num_microbatches) or run(priced, **how))
         assert engine.simulate(given, detail="stage", lowering=counting).layout.num_microbatches == 1024
-    # Of two that are to show it the shorter is not played where the longer says that neither does.
+    # Of two that are to show it the shorter is not played where the longer's slack is used up behind its end.
     assert spent < built
-    assert len(played) == 3
+    assert len(played) == runs
     # What halves from round to round is none below a hundred-billionth of the step.
     assert same_step(given, monkeypatch, waits=1e-11)
 

@@ -91,20 +91,22 @@ class ShorterSteps:
         return (few, how) in self._played
 
     def may_repeat(self, few: int, more: int, every: int, how: Detail) -> bool:
-        """Whether `repeat` can be true, as far as the step of `more` says: that it is long enough itself."""
+        """Whether `repeat` can be true, as far as the step of `more` says: no slack outlasts it."""
         priced, timeline = self.played(more, how)
         copies = priced.schedule.replicas
         if not may_extend(timeline, few // copies, more // copies, tolerance=SAME * timeline.makespan):
             return False
-        return (self.foreseen(few, more, every, how) or 0.0) <= more
+        needed, late = self.foreseen(few, more, every, how) or (0.0, False)
+        return not (late and needed > more)
 
-    def foreseen(self, few: int, more: int, every: int, how: Detail) -> float | None:
-        """How many micro-batches a step has that repeats itself, as far as that of `more` says; None where that says nothing."""
+    def foreseen(self, few: int, more: int, every: int, how: Detail) -> tuple[float, bool] | None:
+        """(how many micro-batches a step has that repeats itself, whether as a slack lasts until then), as far as that of `more`
+        says; None where that says nothing."""
         priced, timeline = self.played(more, how)
         copies = priced.schedule.replicas
         passes = ((more - few) // copies, more // copies, every // copies)
         found = foreseen(timeline, *passes, tolerance=SAME * timeline.makespan)
-        return None if found is None else found * copies
+        return None if found is None else (found[0] * copies, found[1])
 
 
 def _head(priced: Priced, other: Priced, timeline: Timeline, image: IntArray) -> Head:
