@@ -315,12 +315,13 @@ def _folded(scenario: Scenario, apart: Counts | None, detail: Detail, lowering: 
         last = (counts if exact else apart, exact)  # What nearly repeats itself does so from group to group.
         if exact:
             break
-        apart = next_counts(scenario, apart, None if again else steps.foreseen(few, more, every, looked))
+        needed = None if again else steps.foreseen(few, more, every, looked)
+        apart = next_counts(scenario, apart, needed and needed[0])
     if last is None or not (last[1] or passes.ops(coarse) * copies > FOLD_OPS):
         return _coarser(scenario, steps.result) if detail == "layer" and passes.microbatches > FOLD_MICROBATCHES else None
     counts, exact = last
     if exact:
-        steps.read_off(*counts[:2], fine)
+        steps.read_off(*counts, fine)
     first, second = (steps.result(count, fine) for count in counts[:2])
     schedule = schedule_of(scenario.model_copy(update={"training": second.layout.training}), counts[1])
     layout = layout_of(scenario, schedule, expected_load_factor(scenario))

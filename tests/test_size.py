@@ -135,15 +135,31 @@ def test_so_is_a_step_of_any_layout(name: str, seed: int) -> None:
             return
 
 
-@pytest.mark.parametrize(("schedule", "built"), [("interleaved", 48_000), ("zb-v", 70_000)])
-def test_so_is_one_that_repeats_itself_late(schedule: str, built: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    schedule=st.sampled_from(sorted(SCHEDULES)), cuts=st.sets(st.integers(1, 15), min_size=7, max_size=7), more=st.integers(0, 40)
+)
+@example(schedule="interleaved_bfs", cuts=set(range(2, 16, 2)), more=2)  # A lead that is as long as there are micro-batches.
+def test_so_is_one_of_any_stages_and_micro_batches(schedule: str, cuts: set[int], more: int) -> None:
+    """16 layers dealt out to four or eight stages anyhow."""
+    virtual = SCHEDULES[schedule].virtual_stages or (2 if "interleaved" in schedule else 1)
+    ends = sorted(cuts)[2 - virtual :: 3 - virtual]
+    layers = [b - a for a, b in zip([0, *ends], [*ends, 16], strict=True)]
+    plan = {"tp": 1, "pp": 4, "schedule": schedule, "virtual_stages": virtual, "layers_per_stage": layers}
+    drawn = make_scenario({**SMALL, "plan": plan})
+    with pytest.MonkeyPatch.context() as patch:
+        same_step(with_microbatches(drawn, 160 + 4 * more), patch, waits=1e-11)
+
+
+@pytest.mark.parametrize(("schedule", "built", "runs"), [("interleaved", 48_000, 4), ("zb-v", 70_000, 3)])
+def test_so_is_one_that_repeats_itself_late(schedule: str, built: int, runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """126 layers over 32 stages, whose first and last are shorter: rounds come near each other by half under `interleaved`, and
     slack that one rank has is used up after 211 micro-batches under `zb-v`. A first step says how long the next must be."""
     given = load(
         str(Path(__file__).parent.parent / "scenarios" / "llama3.1-405b_h100x16384_tp8pp16.toml"),
         **{"plan.schedule": schedule, "plan.virtual_stages": 2, "plan.embedding_alone": False, "training.global_batch_size": 2**17},
     )
-    spent = 0
+    spent, run = 0, engine.run
 
     def counting(*args: Any, **options: Any) -> Any:
         nonlocal spent
@@ -151,8 +167,13 @@ def test_so_is_one_that_repeats_itself_late(schedule: str, built: int, monkeypat
         spent += program.num_ops
         return program
 
-    assert engine.simulate(given, detail="stage", lowering=counting).layout.num_microbatches == 1024
+    played = []
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "run", lambda priced, **how: played.append(priced.layout.num_microbatches) or run(priced, **how))
+        assert engine.simulate(given, detail="stage", lowering=counting).layout.num_microbatches == 1024
+    # Of two that are to show it the shorter is not played where the longer's slack is used up behind its end.
     assert spent < built
+    assert len(played) == runs
     # What halves from round to round is none below a hundred-billionth of the step.
     assert same_step(given, monkeypatch, waits=1e-11)
 

@@ -135,19 +135,24 @@ class Sweep:
     @classmethod
     def _prepare(cls, program: Program) -> Sweep:
         ptr, ops = program.predecessors
-        degree = np.diff(ptr)
-        levels = [level[np.argsort(-degree[level], kind="stable")] for level in program.topological_levels]
+        degree, levels = np.diff(ptr), program.topological_levels
         order = np.concatenate(levels) if levels else np.zeros(0, dtype=np.int64)
+        level = np.repeat(np.arange(len(levels)), [len(each) for each in levels])
+        order = order[np.lexsort((-degree[order], level))]
         position = np.empty(program.num_ops, dtype=np.int64)
         position[order] = np.arange(program.num_ops)
-        prepared, first = [], 0
-        for level in levels:
-            degrees = degree[level]
-            gathers = tuple(
-                position[ops[ptr[level[: np.count_nonzero(degrees > k)]] + k]] for k in range(int(degrees.max(initial=0)))
-            )
-            prepared.append((first, first + len(level), gathers))
-            first += len(level)
+        # All levels at once, as they are often a few ops wide.
+        gathers: list[list[IntArray]] = [[] for _ in levels]
+        at, k = np.flatnonzero(degree[order] > 0), 0
+        while len(at):
+            waited, of = position[ops[ptr[order[at]] + k]], level[at]
+            begins = np.flatnonzero(np.diff(of, prepend=-1))
+            for number, begin, end in zip(of[begins].tolist(), begins.tolist(), [*begins[1:].tolist(), len(at)], strict=True):
+                gathers[number].append(waited[begin:end])
+            k += 1
+            at = at[degree[order[at]] > k]
+        ends = np.cumsum([len(each) for each in levels]).tolist()
+        prepared = zip([0, *ends[:-1]], ends, map(tuple, gathers), strict=False)
         return cls(order, tuple(prepared))
 
     def finish(self, seconds: Callable[[IntArray], FloatArray], width: int) -> FloatArray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -79,14 +80,14 @@ def leave_out(program: Program, more: Schedule, left: Rounds, microbatches: int)
     return LeftOut(found, np.flatnonzero(stay), tuple(cuts))
 
 
-def kinds(row: tuple[Action, ...]) -> list[tuple[object, ...]]:
+def kinds(row: tuple[Action, ...]) -> Iterator[tuple[object, ...]]:
     """What a rank runs, whichever micro-batch."""
-    return [action[:2] if not action[3] else (action[3][0][0], action[3][1][0]) for action in row]
+    return (action[:2] if not action[3] else (action[3][0][0], action[3][1][0]) for action in row)
 
 
 def _round(fewer: tuple[Action, ...], more: tuple[Action, ...]) -> tuple[int, int] | None:
     """(place, length) of a round in `more`, with a round like it on either side, that `fewer` does not have."""
-    short, longer = kinds(fewer), kinds(more)
+    short, longer = list(kinds(fewer)), list(kinds(more))
     length = len(longer) - len(short)
     end = next((at for at, (a, b) in enumerate(zip(short, longer, strict=False)) if a != b), len(short))
     at, again = end - length, longer[end - length : end]

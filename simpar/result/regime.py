@@ -164,8 +164,9 @@ def may_extend(second: Timeline, few: int, more: int, *, tolerance: float) -> bo
     return True
 
 
-def foreseen(second: Timeline, ahead: int, more: int, every: int, *, tolerance: float) -> float | None:
-    """How many passes of a kind a step needs to repeat itself, as far as one of `more` says; None where that says nothing.
+def foreseen(second: Timeline, ahead: int, more: int, every: int, *, tolerance: float) -> tuple[float, bool] | None:
+    """(how many passes of a kind a step needs to repeat itself, whether as a slack lasts until then), as far as one of `more` says;
+    None where that says nothing.
 
     Past its head each of its rounds is the one before moved by a constant, until a slack is used up and another head begins; or
     comes nearer to that by a constant factor. Its tail is as long as any step's.
@@ -187,18 +188,25 @@ def foreseen(second: Timeline, ahead: int, more: int, every: int, *, tolerance: 
     same = np.diff(np.concatenate([[False], apart <= tolerance, [False]]).astype(np.int64))
     heads, ends = np.flatnonzero(same > 0), np.flatnonzero(same < 0)
     if len(heads):
-        longest = int(np.argmax(ends - heads))
-        end, head = int(ends[longest]), float(heads[longest])
-        last = ops[:, end + ahead - 1 : end + 2 * ahead - 1].reshape(-1)
-        until = _used_up(step, last, ops[:, end + 2 * ahead - 1 : end + 3 * ahead - 1].reshape(-1), tolerance)
+        end, until = 0, -np.inf
+        # A regime whose slack is used up within the step has made room for the next.
+        while len(heads) and until < end + 3 * ahead:
+            longest = int(np.argmax(ends - heads))
+            end, head = int(ends[longest]), float(heads[longest])
+            heads, ends = heads[longest + 1 :], ends[longest + 1 :]
+            last = ops[:, end + ahead - 1 : end + 2 * ahead - 1].reshape(-1)
+            until = _used_up(step, last, ops[:, end + 2 * ahead - 1 : end + 3 * ahead - 1].reshape(-1), tolerance)
         head += until if until < every else 0.0
+        # A lead of passes that all end before others begin is as long as there are micro-batches: more of them last longer.
+        late = until < every and step.times[ops[:, 0], 0].max() < step.times[ops[:, -1], 0].min()
     else:
         end = int(np.argmin(apart))
         since = end - ahead * max(end // (3 * ahead), 1)
         if since < 0 or apart[since] <= apart[end]:
             return None
+        late = False
         head = end + (end - since) * float(np.log(tolerance / apart[end]) / np.log(apart[end] / apart[since]))
-    return head + (len(apart) - end) + 2 * ahead
+    return head + (len(apart) - end) + 2 * ahead, bool(late)
 
 
 def _used_up(step: _Step, ops: IntArray, again: IntArray, tolerance: float) -> float:

@@ -56,7 +56,7 @@ class ShorterSteps:
         memory."""
         priced, second = self.played(more, how)
         tolerance = SAME * second.makespan
-        if not self.read_off(few, more, how):
+        if not self.read_off(few, more, every, how):
             return False
         first = self.played(few, how)[1]
         slowed = bool((second.seconds > priced.table.seconds[priced.program.price] + tolerance).any())
@@ -65,11 +65,11 @@ class ShorterSteps:
             return False
         return all(map(_memory_extends, self.result(few, how).memory, self.result(more, how).memory))
 
-    def read_off(self, few: int, more: int, how: Detail) -> bool:
+    def read_off(self, few: int, more: int, every: int, how: Detail) -> bool:
         """Have the step of `few` micro-batches read off that of `more`, else played; False where no round can repeat itself."""
         if (few, how) in self._played:
             return True
-        if not self.may_repeat(few, more, how):
+        if not self.may_repeat(few, more, every, how):
             return False
         longer, timeline = self.played(more, how)
         tried: list[LeftOut | None] = []
@@ -90,19 +90,23 @@ class ShorterSteps:
             self._played[few, how] = (shorter, self._play(shorter, _head(shorter, longer, timeline, tried[0].kept)))
         return (few, how) in self._played
 
-    def may_repeat(self, few: int, more: int, how: Detail) -> bool:
-        """Whether `repeat` can be true, as far as the step of `more` says."""
+    def may_repeat(self, few: int, more: int, every: int, how: Detail) -> bool:
+        """Whether `repeat` can be true, as far as the step of `more` says: no slack outlasts it."""
         priced, timeline = self.played(more, how)
         copies = priced.schedule.replicas
-        return may_extend(timeline, few // copies, more // copies, tolerance=SAME * timeline.makespan)
+        if not may_extend(timeline, few // copies, more // copies, tolerance=SAME * timeline.makespan):
+            return False
+        needed, late = self.foreseen(few, more, every, how) or (0.0, False)
+        return not (late and needed > more)
 
-    def foreseen(self, few: int, more: int, every: int, how: Detail) -> float | None:
-        """How many micro-batches a step has that repeats itself, as far as that of `more` says; None where that says nothing."""
+    def foreseen(self, few: int, more: int, every: int, how: Detail) -> tuple[float, bool] | None:
+        """(how many micro-batches a step has that repeats itself, whether as a slack lasts until then), as far as that of `more`
+        says; None where that says nothing."""
         priced, timeline = self.played(more, how)
         copies = priced.schedule.replicas
         passes = ((more - few) // copies, more // copies, every // copies)
         found = foreseen(timeline, *passes, tolerance=SAME * timeline.makespan)
-        return None if found is None else found * copies
+        return None if found is None else (found[0] * copies, found[1])
 
 
 def _head(priced: Priced, other: Priced, timeline: Timeline, image: IntArray) -> Head:
