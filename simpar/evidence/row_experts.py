@@ -23,7 +23,10 @@ _FORCED: Final = re.compile(rf"{SAID}forced?[-_ ](?:load[-_ ])?balanc", re.IGNOR
 _NATURAL: Final = re.compile(rf"aux-loss-free|{SAID}natural|{SAID}real (?:rout|data|tok)", re.IGNORECASE)
 _CAPACITY: Final = re.compile(r"(?:capacity(?: factor)?|\bcf)[\s=:]{0,3}(?!\d{3})(\d+(?:\.\d+)?)(?!\.?\d|\s*tokens)", re.IGNORECASE)
 """A factor, at most 99: a larger number, or one of tokens, is what an expert takes."""
-_ALL_TO_ALL: Final = ((rf"{SAID}(?:all[-_ ]?to[-_ ]?all|a2a)\b(?!{OFF})", "alltoall"),)
+_ALL_TO_ALL: Final = (
+    (rf"{SAID}(?:all[-_ ]?to[-_ ]?all|a2a)\b(?!{OFF})", "alltoall"),
+    (rf"{SAID}all[-_ ]?gather\b(?!{OFF})", "allgather"),
+)
 """The same in moe_routing alone: notes say so of traffic, whatever carries it."""
 
 
