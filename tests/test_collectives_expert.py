@@ -16,7 +16,7 @@ from simpar.costs.pricer import LayoutPricer
 from simpar.errors import InputError
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.layout import Layout
-from simpar.parallel.work import ExpertExchange, Gemm, GroupedGemm, LocalOp, MemoryWork
+from simpar.parallel.work import Collective, ExpertExchange, Gemm, GroupedGemm, LocalOp, MemoryWork
 from simpar.specs.hardware import load_hardware
 from simpar.specs.model import MoeSpec
 from simpar.specs.scenario import make_scenario
@@ -112,6 +112,22 @@ def test_a_run_says_how_its_balance_is_forced(framework: str) -> None:
         )
     assert seconds[None] == seconds[framework == "torchtitan"]
     assert seconds[True] < 0.5 * seconds[False]
+
+
+@pytest.mark.parametrize("load", [1.0, 2.0])
+def test_an_all_gather_gives_every_rank_all_tokens_however_loads_are(load: float) -> None:
+    """4,096 tokens of 2,048 16-bit values on each of 8 ranks are 134,217,728 bytes, there as gathered, back as summed."""
+    layout = Layout.of(make_scenario({
+        "model": "qwen3-30b-a3b", "framework": "megatron-core", "cluster": {"hardware": "dgx-h200", "num_nodes": 1},
+        "plan": {"ep": 8, "ep_dispatcher": "allgather"}, "training": {"sequence_length": 4096, "global_batch_size": 8},
+    }), 1, load_factor=load)  # fmt: skip
+    block = next(b for b in layout.stage_blocks[0] if b.expert_parameters)
+    whole = 8 * 4096 * 2048 * 2
+    for ops, names in ((block.forward, ("all_gather", "reduce_scatter")), (block.backward, ("all_gather", "reduce_scatter"))):
+        sent = [op.work for op in ops if isinstance(op.work, Collective) and op.work.dimension == "ep"]
+        assert [work.name for work in sent] == list(names)
+        assert [work.bytes for work in sent] == pytest.approx([whole, whole])
+    assert not [op for op in block.forward if isinstance(op.work, ExpertExchange)]
 
 
 def _expert_block(framework: str, capacity: float | None, sequences: int = 2, hardware: str = "dgx-h200") -> LocalBlock:

@@ -233,6 +233,17 @@ def test_layer_patterns(text: str, bits: list[int] | None) -> None:
     assert layer_bits(text, 6) == bits
 
 
+def test_a_dispatcher_by_all_gather_goes_out_and_comes_back() -> None:
+    """It is what Megatron-LM takes where a script says nothing."""
+    text = run("--micro-batch-size 1 --global-batch-size 64 --num-experts 8 --moe-router-topk 2 --moe-grouped-gemm "
+               "--vocab-size 32000 --use-distributed-optimizer --expert-model-parallel-size 2")  # fmt: skip
+    found = load(text, file="mine.sh", hardware="dgx-h100")
+    assert found.scenario.plan.ep_dispatcher == "allgather"
+    script = launch_script(found.scenario)
+    assert "--moe-token-dispatcher-type allgather" in script
+    assert load(script).scenario == found.scenario
+
+
 def test_a_script_of_others_goes_out_and_comes_back() -> None:
     text = run("--micro-batch-size 1 --global-batch-size 64 --tensor-model-parallel-size 8 --sequence-parallel --num-experts 8 "
                "--moe-router-topk 2 --moe-grouped-gemm --moe-token-dispatcher-type alltoall --vocab-size 32000 "

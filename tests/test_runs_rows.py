@@ -13,7 +13,7 @@ import pytest
 from simpar.errors import InputError
 from simpar.evidence.predicted import predict
 from simpar.evidence.row_complete import completed
-from simpar.evidence.row_experts import routing_of
+from simpar.evidence.row_experts import chosen_freely, routing_of
 from simpar.evidence.row_framework import FRAMEWORK_PATTERNS, NEAREST, attention_of, framework_of, month_of_row, precision_of
 from simpar.evidence.row_machine import MACHINES, USUAL_BOARDS, CannotExpress, machine_of, node_gigabits
 from simpar.evidence.row_model import model_of
@@ -854,6 +854,29 @@ def test_a_row_without_an_id_is_named_by_its_line(tmp_path: Path) -> None:
 def test_fine_tuning_keeps_the_router_of_its_checkpoint(stated: str, task: str, routing: dict[str, object]) -> None:
     """Loads of experts are even only where a source says so, or where recipes force it."""
     assert routing_of(stated, task) == routing
+
+
+@pytest.mark.parametrize(
+    ("made_with", "said", "routing"),
+    [
+        ("Megatron-Bridge, recipe moonlight_16b_pretrain_16gpu_h100_bf16_config", "", {"kind": "lognormal", "spread": 1.0}),
+        ("Megatron-Bridge, recipe moonlight_16b_pretrain_config", "forced balance", {"kind": "balanced"}),
+        (
+            "Megatron-Bridge, recipe moonlight_16b_pretrain_config",
+            "capacity factor 1.25",
+            {"kind": "balanced", "capacity_factor": 1.25},
+        ),
+        ("Megatron-Bridge, recipe moonlight_16b_sft_config", "", {"kind": "balanced"}),
+        ("Megatron-Bridge", "", {"kind": "balanced"}),
+        ("Megatron-Bridge, recipe deepseek_v3_pretrain_256gpu_b200_bf16_config", "", {"kind": "balanced"}),
+    ],
+)
+def test_a_library_recipe_leaves_an_untrained_router_to_itself(made_with: str, said: str, routing: dict[str, object]) -> None:
+    """Megatron-Bridge forces an even load in its recipes for performance alone."""
+    model = "Moonlight-16B-A3B" if "moonlight" in made_with else "DeepSeek-V3"
+    stated = {"framework": made_with, "model_name": model, "moe_routing": said}
+    free = chosen_freely(stated, framework(framework_of(stated)[0]))
+    assert routing_of(said, "pretrain", free=free) == routing
 
 
 @pytest.mark.parametrize(

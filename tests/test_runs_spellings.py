@@ -184,6 +184,7 @@ def test_hybrid_sharding_is_within_a_node_unless_a_row_says_otherwise(word: str)
         ({"moe_routing": "DeepEP (not HybridEP)"}, "deepep"),
         ({"moe_routing": "all-to-all by DeepEP"}, "deepep"),
         ({"framework": "Hai-LLM", "moe_routing": "alltoall dispatcher"}, "alltoall"),
+        ({"moe_routing": "allgather dispatcher"}, "allgather"),
         ({"framework": "Hai-LLM"}, "deepep"),
         ({"framework": "Hai-LLM", "notes": "all-to-all traffic over InfiniBand"}, "deepep"),
     ],

@@ -23,7 +23,10 @@ _FORCED: Final = re.compile(rf"{SAID}forced?[-_ ](?:load[-_ ])?balanc", re.IGNOR
 _NATURAL: Final = re.compile(rf"aux-loss-free|{SAID}natural|{SAID}real (?:rout|data|tok)", re.IGNORECASE)
 _CAPACITY: Final = re.compile(r"(?:capacity(?: factor)?|\bcf)[\s=:]{0,3}(?!\d{3})(\d+(?:\.\d+)?)(?!\.?\d|\s*tokens)", re.IGNORECASE)
 """A factor, at most 99: a larger number, or one of tokens, is what an expert takes."""
-_ALL_TO_ALL: Final = ((rf"{SAID}(?:all[-_ ]?to[-_ ]?all|a2a)\b(?!{OFF})", "alltoall"),)
+_ALL_TO_ALL: Final = (
+    (rf"{SAID}(?:all[-_ ]?to[-_ ]?all|a2a)\b(?!{OFF})", "alltoall"),
+    (rf"{SAID}all[-_ ]?gather\b(?!{OFF})", "allgather"),
+)
 """The same in moe_routing alone: notes say so of traffic, whatever carries it."""
 
 
@@ -54,16 +57,33 @@ def untrained(row: Row) -> bool:
     return "natural" in text and "random init" in text and not re.search(r"balance|capacity|drop\b", text)
 
 
-def routing_of(text: str, task: str) -> dict[str, Any]:
-    """How tokens spread over experts, as a row says or, where it does not, as what it trains implies."""
+def chosen_freely(row: Row, framework: FrameworkSpec) -> bool:
+    """Whether a pre-training run names a recipe that starts from random weights and lets the router choose.
+
+    All of Megatron-Bridge's library set moe_router_force_load_balancing to False (src/megatron/bridge/recipes at 067f987d of
+    2026-08); its perf_recipes set it to True.
+    """
+    recipe = re.search(r"\brecipe \w+_pretrain_\w*config", str(row.get("framework")))
+    return framework.name in ("megatron-bridge-tuning", "megatron-bridge-defaults") and recipe is not None
+
+
+def routing_of(text: str, task: str, *, free: bool = False) -> dict[str, Any]:
+    """How tokens spread over experts, as a row says or, where it does not, as what it trains implies.
+
+    Args:
+        text: moe_routing.
+        task: what it trains, empty where there are no experts.
+        free: its recipe leaves an untrained router to itself.
+    """
     capacity = _CAPACITY.search(text)
     table: dict[str, Any] = {"kind": "balanced"}
     balanced = re.search(r"balance|capacity|drop\b|not (?:natural|real)", text, re.IGNORECASE) is not None
     trained = (tunes({"task": task}) or re.match(r"rl\b", task) is not None) and not balanced
-    if not _FORCED.search(text) and (_NATURAL.search(text) or trained):
+    untouched = free and task == "pretrain" and not balanced
+    if not _FORCED.search(text) and (_NATURAL.search(text) or trained or untouched):
         # Fine-tuning keeps the router of its checkpoint. One that has not been trained spreads loads by about their mean, as in the
         # first steps of a pre-training.
-        table = {"kind": "lognormal", **({"spread": 1.0} if "random init" in text else {})}
+        table = {"kind": "lognormal", **({"spread": 1.0} if untouched or "random init" in text else {})}
     elif re.search(r"round[- ]robin|\bin turn\b|\(even\)|_type\W+even\b", text):
         table["in_turn"] = True  # Primus' moe_router_force_load_balancing_type: even
     if capacity or "token drop" in text or "token-drop" in text:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from simpar.evidence.row_adapters import adapted, adapters_of
 from simpar.evidence.row_complete import MOST_MICRO_BATCHES, RATE_ALONE
-from simpar.evidence.row_experts import exchange_of, routing_of
+from simpar.evidence.row_experts import chosen_freely, exchange_of, routing_of
 from simpar.evidence.row_framework import attention_of, dropout_of, narrow_modules, stated_precision
 from simpar.evidence.row_machine import CannotExpress
 from simpar.evidence.row_recompute import recompute_of
@@ -268,7 +268,7 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
         "attention_kernel": attention_of(row, dict(framework.kernels.attention)[""], month),
         "cuda_graphs": _graphs(str(row.get("cuda_graphs") or "none")),
         "cuda_graph_scope": "attention" if re.search(r"moe[_ ]router", str(row.get("cuda_graphs"))) else "layer",
-        "routing": routing_of(str(row.get("moe_routing") or ""), task if experts else ""),
+        "routing": routing_of(str(row.get("moe_routing") or ""), task if experts else "", free=chosen_freely(row, framework)),
     }
     table |= _loss(row, framework) | _states(row, framework, table["optimizer"])
     kernel = re.search(r"(?<![a-z])fused(?![a-z])|foreach", str(named), re.IGNORECASE)

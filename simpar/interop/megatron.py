@@ -51,6 +51,7 @@ _OPTIMIZERS = {
 _BACKENDS = {"fa1": "flash", "fa2": "flash", "fa3": "flash", "cudnn": "fused", "unfused": "unfused"}
 _DISPATCHERS = {
     "alltoall": ["--moe-token-dispatcher-type alltoall"],
+    "allgather": ["--moe-token-dispatcher-type allgather"],
     "deepep": ["--moe-token-dispatcher-type flex", "--moe-enable-deepep"],
     "hybridep": ["--moe-token-dispatcher-type flex", "--moe-flex-dispatcher-backend hybridep"],
 }

@@ -170,13 +170,19 @@ def _plan(f: Flags) -> dict[str, Any]:
     return plan
 
 
+def _dispatcher(kind: str, backend: str) -> str:
+    if kind == "flex":
+        return backend if backend in ("deepep", "hybridep") else "alltoall"
+    return "allgather" if kind == "allgather" else "alltoall"
+
+
 def _exchange(f: Flags, ep: int) -> dict[str, Any]:
     kind = f.text("moe-token-dispatcher-type", "allgather")
     backend = f.text("moe-flex-dispatcher-backend", "deepep" if f.on("moe-enable-deepep") else "")
-    if ep > 1 and (kind == "allgather" or (kind == "flex" and backend not in ("deepep", "hybridep"))):
+    if ep > 1 and kind == "flex" and backend not in ("deepep", "hybridep"):
         f.warnings.append(f"--moe-token-dispatcher-type {kind} {backend}".rstrip() + ": taken as alltoall")
     return {
-        "ep_dispatcher": backend if kind == "flex" and backend in ("deepep", "hybridep") else "alltoall",
+        "ep_dispatcher": _dispatcher(kind, backend) if ep > 1 else "alltoall",
         "overlap_ep": f.on("overlap-moe-expert-parallel-comm"),
         "delay_wgrad": f.on("delay-wgrad-compute"),
     }

@@ -4,6 +4,9 @@ Dispatch sends every token's hidden vector to the ranks of its top-k experts, co
 mirrors both (the gradient of combine has dispatch's shape and the other way round). Rows of an all-to-all arrive by rank and leave
 by rank: a copy puts them in the order of the local experts and back (Megatron-Core token_dispatcher.py, sort_chunks_by_idxs;
 torchtitan's permute after the exchange, `SORTS`). DeepEP and HybridEP hand out rows that are permuted once.
+
+Megatron-Core's dispatcher by all-gather (MoEAllGatherTokenDispatcher) gives each rank the tokens of all, from which it takes the
+rows of its own experts, and sums their outputs by a reduce-scatter over all tokens: neither gets longer where loads are uneven.
 """
 
 from __future__ import annotations
@@ -57,13 +60,20 @@ def sorts(options: SplitOptions, back: bool, backward: bool) -> Passes:
     return SORTS[order].get((back, backward), _COPY)
 
 
-def exchange(name: str, ops: OpList, degrees: Degrees, work: ExpertExchange, sort: Sequence[MemoryWork] = ()) -> None:
+def exchange(
+    name: str, ops: OpList, degrees: Degrees, work: ExpertExchange, sort: Sequence[MemoryWork] = (), load_factor: float = 1.0
+) -> None:
     """Put the exchange of one expert layer: over ep, then the gather (or reduce-scatter) over etp.
 
     Args:
         work: of one tensor rank of the rank with the fullest experts, for which everybody waits.
         sort: kernels that put rows into the order of the local experts, or back.
+        load_factor: rows of `work` over those of balanced routing.
     """
+    sent: ExpertExchange | Collective = work
+    if degrees.dispatcher == "allgather":
+        everyone = work.tokens / load_factor * degrees.ep * work.hidden * work.element_bytes
+        sent = Collective("reduce_scatter" if work.combine else "all_gather", everyone, "ep")
     combine = work.combine
     for each in sort if combine else ():
         ops.compute(f"{name}.sort", each)
@@ -71,7 +81,7 @@ def exchange(name: str, ops: OpList, degrees: Degrees, work: ExpertExchange, sor
     if combine and degrees.etp > 1:
         ops.blocking(f"{name}.etp_reduce_scatter", Collective("reduce_scatter", whole, "etp"), "ep")
     if degrees.ep > 1:
-        ops.blocking(name, work, "ep")
+        ops.blocking(name, sent, "ep")
     if not combine and degrees.etp > 1:
         ops.blocking(f"{name}.etp_all_gather", Collective("all_gather", whole, "etp"), "ep")
     for each in () if combine else sort:

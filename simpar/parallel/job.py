@@ -126,7 +126,7 @@ class Job:
             output_copies=float(own.saves_exchanged_output and plan.cp > 1 and plan.cp_style == "ulysses"),
             stored=own.fp8_storage if fp8 else (),
             # DeepEP and HybridEP send fp32 (Megatron-Core token_dispatcher.py: token_probs.float()), others what the router has.
-            row_probability_bytes=2.0 if plan.ep_dispatcher == "alltoall" else 4.0,
+            row_probability_bytes=4.0 if plan.ep_dispatcher in ("deepep", "hybridep") else 2.0,
             autocast=("joined" if compiled else "own") if self._autocast else "",
             autocast_powers=spec.optimizer.autocast and training.precision in ("bf16", "fp16"),
             frozen_inputs=own.quantised_inputs and training.base_weights in BASE_BYTES,

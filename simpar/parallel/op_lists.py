@@ -263,7 +263,8 @@ class Lists(LocalLayer):
         width = self.layer.size(rows[-1])
         work = ExpertExchange(combine, elements / moe.num_experts_per_tok, width, moe, element, self.degrees.dispatcher)
         moved, sorts = element * elements * self.degrees.etp * width, expert.sorts(self.options, node.back, backward)
-        expert.exchange(name, ops, self.degrees, work, [self._moving(kind, moved * passes) for kind, passes in sorts])
+        ordering = [self._moving(kind, moved * passes) for kind, passes in sorts]
+        expert.exchange(name, ops, self.degrees, work, ordering, self.options.load_factor)
 
     # -- backward ------------------------------------------------------------------------------------------------------
 

@@ -115,7 +115,7 @@ class PlanSpec(Spec):
     """Expert all-to-all of one micro-batch hidden under compute of another."""
     delay_wgrad: bool = False
     """Weight gradients of a block are computed after its input gradients have left."""
-    ep_dispatcher: Literal["alltoall", "deepep", "hybridep"] = "alltoall"
-    """How tokens reach their experts: NCCL's all-to-all, or kernels of DeepEP or HybridEP."""
+    ep_dispatcher: Literal["alltoall", "allgather", "deepep", "hybridep"] = "alltoall"
+    """How tokens reach their experts: NCCL's all-to-all, an all-gather of all tokens, or kernels of DeepEP or HybridEP."""
     placement: str = "tp-cp-ep-dp-pp"
     """Order of the dimensions over consecutive ranks, fastest first."""
