@@ -18,7 +18,7 @@ from simpar.topology.mesh import parse_placement
 
 _MODULES: Final = tuple(dict.fromkeys(("attention", "op", *axes.DENSE_MODULES, *axes.MOE_MODULES, *axes.MLA_MODULES)))
 _WORDS: Final = {
-    "cp_style": ("ring", "all_gather", "ulysses"), "ep_dispatcher": ("alltoall", "deepep", "hybridep"),
+    "cp_style": ("ring", "all_gather", "ulysses"), "ep_dispatcher": ("alltoall", "allgather", "deepep", "hybridep"),
     "precision": get_args(Precision),
 }  # fmt: skip
 _PLAIN: Final = {

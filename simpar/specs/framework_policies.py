@@ -339,8 +339,7 @@ class DataParallel(Policy):
             autograd keeps the casts unless layers are recomputed.
         fsdp_gather_copy_bytes: HBM bytes per gathered weight of taking it out of its group's buffer, on the compute stream.
         fsdp_reduce_copy_bytes: the same per gradient of putting it into the buffer that is reduced.
-        reduce_copies: kernels that read and write each gradient around its reduction, where weights are whole and no
-            DistributedDataParallel has them.
+        reduce_copies: kernels that read and write each gradient of whole weights around its reduction, outside torch's DDP.
         fsdp_reduce_input_stays: the input of a group's reduction belongs to the compute stream and is held until the next group
             reduces (torch FSDP2); False: a buffer of the reduction's own stream that goes with it.
         fsdp_defers_reduction: default; micro-batches but the last of a step add whole gradients, in the dtype they are reduced in
