@@ -9,11 +9,13 @@ import pytest
 
 from simpar.api.scenarios import make_scenario
 from simpar.costs.block_price import category
+from simpar.costs.kernel_points import measured_memory
 from simpar.costs.kernels import KernelModel
 from simpar.costs.pricer import LayoutPricer
 from simpar.parallel.layout import Layout
 from simpar.parallel.work import Gemm, LocalOp, MemoryWork, Work
 from simpar.specs.hardware import load_hardware
+from simpar.specs.kernel_constants import MeasuredPoint
 from simpar.step import cost_models
 
 
@@ -200,3 +202,22 @@ def test_gradients_in_fp8_promote_their_sums_on_hopper(hardware: str, dtype: str
     forward, gradient = (model.gemm(Gemm(4096, 4096, 4096, dtype=dtype, direction=d)).seconds for d in ("forward", "dgrad"))
     free = model._directions.dgrad
     assert gradient == pytest.approx(forward * free * (1.15 if slower else 1.0))
+
+
+def test_torchs_loss_runs_kernel_by_kernel_at_its_own_rate() -> None:
+    """cross_entropy of 8,192 rows of 128,256 words, cast to fp32: 8.77 and 9.05 ms on an H100 (validation/measured/h100-2026-11)
+    over 18 bytes a logit. A fused loss is one kernel. What was measured as cross_entropy holds for both."""
+    logits, model = 8192 * 128256, KernelModel(load_hardware("dgx-h100"))
+    price = model.memory_bound("loss_chain", 18.0 * logits, implementation="framework", launches=8)
+    share = 0.63 * model.best_share / 0.89  # of 3.35 TB/s: copies are as fast as on that GPU
+    assert price.seconds == pytest.approx(18.0 * logits / (share * 3.35e12) + 8 * 2e-6, rel=1e-6)
+    assert price.seconds == pytest.approx((8.767e-3 + 9.045e-3) / 2, rel=0.02)
+
+    def kernel(framework: str) -> str:
+        pricer = pricer_of(framework, version="2024-01", zero_stage=0)
+        works = (op.work for op in pricer.layout.stage_blocks[0][-1].forward if op.name == "head/loss")
+        return next(work.kernel for work in works if isinstance(work, MemoryWork))
+
+    assert (kernel("plain"), kernel("lit-gpt"), kernel("nemo")) == ("loss_chain", "loss_chain", "stream")
+    point = MeasuredPoint(op="memory", kernel="cross_entropy", shape=(1000,), seconds=1e-3, direction="forward", dtype="bf16")
+    assert measured_memory([point]) == {"cross_entropy": (point,), "loss_chain": (point,)}

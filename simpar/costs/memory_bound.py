@@ -1,10 +1,10 @@
 """Memory-bound kernels: t = launches t0 + bytes / (share of the peak bandwidth), by class and implementation.
 
 Classes: copy, norm, norm_backward, activation, gate, gate_backward (an activation times its gate, halves side by side), softmax,
-residual, rope, cross_entropy, embedding, adam, cast, cast_transpose (written transposed), cast_column (scales along the axis that
-does not lie in a row), quantize (a cast in all layouts), amax, permute, zero, row_add (rows added atomically to the sums that an
-index names), row_sort_add (sorted by it first), row_product (fp32 rows times a weight each, and times one row), row_take (rows
-that it names).
+residual, rope, cross_entropy, loss_chain (torch's, kernel by kernel), embedding, adam, cast, cast_transpose (written transposed),
+cast_column (scales along the axis that does not lie in a row), quantize (a cast in all layouts), amax, permute, zero, row_add
+(rows added atomically to the sums that an index names), row_sort_add (sorted by it first), row_product (fp32 rows times a weight
+each, and times one row), row_take (rows that it names).
 Implementations: tuned (hand-written: Transformer Engine, Liger, QuACK), framework (JIT-fused or
 compiled by the framework), eager (a chain of elementary operations). Shares: docs/formulas_kernels.md.
 """
@@ -51,6 +51,7 @@ DEFAULT_CLASSES: Final[Mapping[str, MemoryClass]] = {
     "softmax": MemoryClass(tuned=0.89, framework=0.56, eager=0.5),
     "rope": MemoryClass(tuned=0.7, framework=0.47, eager=0.25),
     "cross_entropy": MemoryClass(tuned=0.78, framework=0.6, eager=0.5),
+    "loss_chain": MemoryClass(tuned=0.63, framework=0.63, eager=0.63),
     "embedding": MemoryClass(tuned=0.82, framework=0.25, eager=0.18),
     "adam": MemoryClass(tuned=0.87, framework=0.69, eager=0.35),
     "cast": MemoryClass(tuned=0.87, framework=0.65, eager=0.45),
@@ -70,7 +71,9 @@ of elementary torch kernels, over all that they read and write; see `BYTES_PER_C
 H100 (0.36; 0.30 on a GB300, KernelAgent PR 133), hand-written ones between Liger's there (0.26 to 0.42) and Apex's FastLayerNorm
 on an A100 (0.57, apex PR 1037). Rows taken by an index: torch's index_select of 65,536 rows of 4,096 in 0.44 ms on a Hopper GPU
 (DLBlas PR 66), 0.61 of a B200's peak (torchao PR 4623 less the copy before it). Activations without a gate: Liger's squared ReLU,
-torch's unary kernels (0.86, NeuSight, A100)."""
+torch's unary kernels (0.86, NeuSight, A100). Chains of a loss: torch's cross_entropy of logits cast to fp32 over the bytes that
+frameworks count for it (18 a logit forward and backward), 2.04 to 2.21 TB/s at 32,000 and 128,256 words on an H100 of 3.35
+(validation/measured/h100-2026-11/calibration.jsonl); cross_entropy's own rows are single kernels."""
 BYTES_PER_CLOCK: Final[Mapping[tuple[str, str], float]] = {
     **{("composite", tier): 8.3 for tier in ("tuned", "framework", "eager")},
     **{("gate_backward", tier): 2.74 for tier in ("framework", "eager")},

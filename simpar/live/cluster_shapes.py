@@ -32,7 +32,7 @@ MOVED_BYTES = {
 }  # fmt: skip
 """Bytes read and written for each element of a copy, of a sum over rows, of what is set to zero, of rows taken, and of gradients of
 rows weighed in fp32."""
-CHAINS = ("composite", STREAM)
+CHAINS = ("composite", "loss_chain", STREAM)
 """Classes that several ops run in: their shapes name the op as well (`chain`)."""
 _ACTIVATIONS = {"fp32": "fp32"}
 """Precision of training -> dtype of activations; bf16 for all others."""
