@@ -315,8 +315,7 @@ def _folded(scenario: Scenario, apart: Counts | None, detail: Detail, lowering: 
         last = (counts if exact else apart, exact)  # What nearly repeats itself does so from group to group.
         if exact:
             break
-        needed = None if again else steps.foreseen(few, more, every, looked)
-        apart = next_counts(scenario, apart, needed and needed[0])
+        apart = next_counts(scenario, apart, None if again else steps.foreseen(few, more, every, looked))
     if last is None or not (last[1] or passes.ops(coarse) * copies > FOLD_OPS):
         return _coarser(scenario, steps.result) if detail == "layer" and passes.microbatches > FOLD_MICROBATCHES else None
     counts, exact = last

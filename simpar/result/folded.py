@@ -93,10 +93,10 @@ def first_counts(scenario: Scenario) -> Counts | None:
     return shorter_counts(scenario, rounds) or shorter_counts(scenario, min(rounds, FEW_ROUNDS))
 
 
-def next_counts(scenario: Scenario, counts: Counts, needed: float | None) -> Counts | None:
-    """Counts to try after `counts`: of so many micro-batches, where that is known; None where those are not few."""
+def next_counts(scenario: Scenario, counts: Counts, needed: tuple[float, bool] | None) -> Counts | None:
+    """Counts to try after `counts`: of so many micro-batches, where that is known (as `foreseen`); None where those are not few."""
     group = counts[1] - counts[0]
-    wanted = max(needed if needed is not None else 1.5 * counts[0], counts[0] + group)
+    wanted = max(needed[0] if needed is not None else 1.5 * counts[0], counts[0] + group)
     return shorter_counts(scenario, ceil((wanted - counts[2] % group) / group)) if isfinite(wanted) else None
 
 
