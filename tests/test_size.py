@@ -145,7 +145,7 @@ def test_so_is_a_step_of_any_layout(name: str, seed: int) -> None:
 )
 @example(schedule="interleaved_bfs", cuts=set(range(2, 16, 2)), more=2)  # A lead that is as long as there are micro-batches.
 def test_so_is_one_of_any_stages_and_micro_batches(schedule: str, cuts: set[int], more: int) -> None:
-    """16 layers dealt out to four or eight stages anyhow."""
+    """16 layers dealt out to four or eight stages anyhow; segments of such stages keep filling: up to a sixth was seen."""
     virtual = SCHEDULES[schedule].virtual_stages or (2 if "interleaved" in schedule else 1)
     ends = sorted(cuts)[2 - virtual :: 3 - virtual]
     layers = [b - a for a, b in zip([0, *ends], [*ends, 16], strict=True)]
