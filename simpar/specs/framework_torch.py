@@ -226,6 +226,13 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              "pytorch/quantization.py: fp8_autocast around its layers, whose recipe of one scale a tensor is DelayedScaling"),
          Row((2025, 5), *ROCM_TE)),
     ),
+    "torch-te-layers": (
+        "plain",
+        (Row((2022, 9), {"te_scaling": "delayed", "separate_casts": False, "rocm_attention": "fa2"},
+             "TransformerEngine pytorch/transformer.py TransformerLayer in a torch loop: one linear for queries, keys and values and "
+             "one for gate and up, behind norms that quantise; what a layer adds up is of the embedding's 16 bits"),
+         Row((2025, 5), *ROCM_TE)),
+    ),
     "picotron": (
         "plain",
         (Row((2024, 10),
