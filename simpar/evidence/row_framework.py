@@ -193,7 +193,8 @@ def framework_of(row: Row) -> tuple[str, list[str]]:
     precision = str(row.get("precision") or "")
     narrow = re.search("fp8|fp4", precision) and re.search(_ENGINE, f"{stated} {precision}", re.IGNORECASE)
     if narrow and row.get("zero_stage") != 3 and name in _DRIVERS:
-        found, what = ("torch-te-layers", "layers") if re.search(r"engine layers", stated, re.IGNORECASE) else ("torch-te", "linears")
+        layers = re.search("engine layers", stated, re.IGNORECASE)
+        found, what = ("torch-te-layers", "layers") if layers else ("torch-te", "linears")
         return found, [f"framework {stated!r}: as {found}, TransformerEngine's {what} in plain torch"]
     cast = bool(re.search(r"autocast|\bamp\b", precision, re.IGNORECASE))
     if name in _UNDER_AUTOCAST and cast and "MixedPrecision" not in precision:

@@ -229,7 +229,7 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
     "torch-te-layers": (
         "plain",
         (Row((2022, 9), {"te_scaling": "delayed", "separate_casts": False, "rocm_attention": "fa2"},
-             "TransformerEngine pytorch/transformer.py TransformerLayer in a torch loop: one linear for queries, keys and values and "
+             "TransformerEngine pytorch/transformer.py TransformerLayer in a torch loop: one linear for queries, keys and values, "
              "one for gate and up, behind norms that quantise; what a layer adds up is of the embedding's 16 bits"),
          Row((2025, 5), *ROCM_TE)),
     ),
