@@ -58,13 +58,9 @@ def untrained(row: Row) -> bool:
 
 
 def chosen_freely(row: Row, framework: FrameworkSpec) -> bool:
-    """Whether a pre-training run names a recipe that starts from random weights and lets the router choose.
-
-    All of Megatron-Bridge's library set moe_router_force_load_balancing to False (src/megatron/bridge/recipes at 067f987d of
-    2026-08); its perf_recipes set it to True.
-    """
+    """Whether a run names a pre-training recipe, which starts from random weights, that lets the router choose."""
     recipe = re.search(r"\brecipe \w+_pretrain_\w*config", str(row.get("framework")))
-    return framework.name in ("megatron-bridge-tuning", "megatron-bridge-defaults") and recipe is not None
+    return framework.conventions.recipes_route_freely and recipe is not None
 
 
 def routing_of(text: str, task: str, *, free: bool = False) -> dict[str, Any]:

@@ -25,6 +25,7 @@ class Conventions(Policy):
         rank_order: dimensions of the ranks, the fastest first, where a published run does not say; "" = the plan's default.
         ep_dispatcher: how tokens reach their experts where a published run does not say.
         graphed_exchange: the same where graphs hold whole iterations, then beside computation; "" = as elsewhere.
+        recipes_route_freely: its pre-training recipes leave an untrained router to itself.
         balances_in_turn: a forced balance deals experts in turn, so that a token's are consecutive; False: at random.
         only_cp_style: the one style of context parallelism there is, whatever a run calls it; "" = as the run says.
         adapter_cp_style: context parallelism of fine-tuning with low-rank adapters, of runs that do not say theirs.
@@ -46,6 +47,7 @@ class Conventions(Policy):
     rank_order: str = ""
     ep_dispatcher: Literal["alltoall", "deepep", "hybridep"] = "alltoall"
     graphed_exchange: Literal["", "deepep", "hybridep"] = ""
+    recipes_route_freely: bool = False
     balances_in_turn: bool = False
     only_cp_style: Literal["", "ring", "all_gather", "ulysses"] = ""
     adapter_cp_style: Literal["ring", "ulysses"] = "ring"

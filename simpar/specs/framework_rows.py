@@ -188,9 +188,10 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
     "megatron-bridge-tuning": (
         "megatron-bridge",
         (
-            Row((2025, 9), {"fused_rope": False},
+            Row((2025, 9), {"fused_rope": False, "recipes_route_freely": True},
                 "Megatron-Bridge recipes beside perf_recipes leave apply_rope_fusion as Megatron-LM has it, off, but of Llama, "
-                "Nemotron and hybrids (models/llama/llama_bridge.py, nemotron_bridge.py, hybrid_provider.py)"),
+                "Nemotron and hybrids (models/llama/llama_bridge.py, nemotron_bridge.py, hybrid_provider.py), and set "
+                "moe_router_force_load_balancing to False where those set it to True (recipes at 067f987d of 2026-08)"),
         ),
     ),
     "megatron-bridge-defaults": (
