@@ -211,7 +211,7 @@ def test_every_schedule_rule_names_a_schedule(name: str) -> None:
         ({"framework": "modded-nanogpt"}, "plain"),
         ({"framework": "own loop", "precision": "fp8 (torchao rowwise)"}, "plain"),
         ({"framework": "own loop", "precision": "fp8 (TransformerEngine)"}, "torch-te"),
-        ({"framework": "own trainer, TransformerEngine layers", "precision": "mxfp8"}, "torch-te-layers"),
+        ({"framework": "own trainer, TransformerEngine layers", "precision": "mxfp8"}, "torch-te"),
         ({"framework": "own trainer, TransformerEngine layers", "precision": "bf16"}, "plain"),
         ({"framework": "HF transformers, own loop"}, "transformers"),
         ({"framework": "HF transformers, own loop", "precision": "fp8 by TransformerEngine"}, "torch-te"),

@@ -193,9 +193,7 @@ def framework_of(row: Row) -> tuple[str, list[str]]:
     precision = str(row.get("precision") or "")
     narrow = re.search("fp8|fp4", precision) and re.search(_ENGINE, f"{stated} {precision}", re.IGNORECASE)
     if narrow and row.get("zero_stage") != 3 and name in _DRIVERS:
-        layers = re.search("engine layers", stated, re.IGNORECASE)
-        found, what = ("torch-te-layers", "layers") if layers else ("torch-te", "linears")
-        return found, [f"framework {stated!r}: as {found}, TransformerEngine's {what} in plain torch"]
+        return "torch-te", [f"framework {stated!r}: as torch-te, TransformerEngine's linears in plain torch"]
     cast = bool(re.search(r"autocast|\bamp\b", precision, re.IGNORECASE))
     if name in _UNDER_AUTOCAST and cast and "MixedPrecision" not in precision:
         return _UNDER_AUTOCAST[name], [*notes, "autocast alone: weights are gathered, gradients reduced in fp32"]
