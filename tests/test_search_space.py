@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from math import isclose
 
 import pytest
 from search_random import TINY, random_choice, space_of
 
 from simpar.errors import InputError, Violation
+from simpar.evidence.runs import _styles
 from simpar.interop import deepspeed, megatron, nanotron, torchtitan
 from simpar.interop.export import not_launched
 from simpar.searching import axes
 from simpar.searching.abilities import ABILITIES, ability
-from simpar.searching.choice import Choice
+from simpar.searching.choice import EVEN, Choice, Pipeline
+from simpar.searching.choice import Offload as Kept
+from simpar.searching.designs import design_key
 from simpar.searching.request import choice_of, make_space
 from simpar.searching.space import Space
 from simpar.specs.checks import check_scenario
@@ -68,6 +72,30 @@ def test_the_exchange_of_the_scenario_is_one_of_the_choices() -> None:
         space = Space(template, {}, None)
         met = {v.ep_dispatcher for group in space.groups if group.ep > 1 for v in space.variants(group)}
         assert met == {"alltoall", "deepep"} | more
+
+
+def test_designs_and_measured_sweeps_tell_styles_apart_alike() -> None:
+    """`searching` and `evidence` do not know each other: what differs in kind beside the degrees is the same for both."""
+    space = moe_space()
+    group = next(g for g in space.groups if g.ep > 1 and g.cp > 1)
+    v = next(v for v in space.variants(group) if (v.cp_style, v.ep_dispatcher, v.overlap_ep) == ("ring", "alltoall", False))
+    state = next(s for s in space.states(group) if s.zero_stage == 3 and not s.offload_parameters)
+    usual = Choice(group, 1, v, Pipeline(1, "1f1b", EVEN, None), "none", state, Kept(0.0, False))
+    others = {
+        True: (
+            replace(usual, variant=replace(v, cp_style="ulysses")), replace(usual, variant=replace(v, ep_dispatcher="deepep")),
+            replace(usual, offload=Kept(0.5, False)), replace(usual, offload=Kept(0.0, True)),
+            replace(usual, state=replace(state, offload_parameters=True)),
+        ),
+        False: (
+            replace(usual, variant=replace(v, overlap_ep=True)), replace(usual, state=replace(state, overlap_grad_reduce=False)),
+        ),
+    }  # fmt: skip
+    for differs, choices in others.items():
+        for other in choices:
+            plans = usual.plan(space.template.plan), other.plan(space.template.plan)
+            assert (design_key(usual) != design_key(other)) is differs
+            assert (_styles(plans[0]) != _styles(plans[1])) is differs
 
 
 def test_divisors() -> None:
