@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import atexit
 import gc
-import multiprocessing
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, suppress
-from multiprocessing import resource_tracker
 from typing import NoReturn
 
 _ALLOCATIONS = 1_000_000
@@ -23,6 +21,8 @@ _ALLOCATIONS = 1_000_000
 
 def follow_parent() -> None:
     """For a worker process: Ctrl-C is for the parent, which ends its workers; a parent that was killed takes them with it."""
+    import multiprocessing
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
 
@@ -56,6 +56,8 @@ def interrupts_held() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
+    from multiprocessing import resource_tracker
+
     # Started by the first process of this kind, it would let interrupts through again when it has.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

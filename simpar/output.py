@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from hashlib import sha256
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ OFFLINE: ContextVar[bool] = ContextVar("offline", default=False)
 PLOTLY_SITE: Final = "https://cdn.plot.ly"
 
 
-def write_file(path: Path, content: bytes, field: str) -> None:
+def write_file(path: Path, content: bytes | memoryview, field: str) -> None:
     """Write `content` to `path`; missing folders are made, an earlier report is replaced.
 
     Args:
@@ -95,12 +96,15 @@ def offline(wanted: bool = True) -> Iterator[None]:
 
 def plotly_script() -> str:
     """The element that brings plotly.js."""
-    # Reads one file of the package: importing plotly's graph objects would take longer than everything else here.
-    from plotly.offline import get_plotlyjs, get_plotlyjs_version
-
-    script = get_plotlyjs()
+    # One file of the package, read without importing it: that would take longer, and more memory, than a whole step.
+    script = files("plotly.package_data").joinpath("plotly.min.js")
     if OFFLINE.get():
-        return f"<script>{script}</script>"
-    digest = b64encode(sha256(script.encode()).digest()).decode()
-    source = f"{PLOTLY_SITE}/plotly-{get_plotlyjs_version()}.min.js"
-    return f'<script src="{source}" integrity="sha256-{digest}" crossorigin=anonymous></script>'
+        return f"<script>{script.read_text(encoding='utf-8')}</script>"
+    digest = sha256()
+    with script.open("rb") as file:
+        version = file.read(64).split(b"plotly.js v", 1)[1].split(maxsplit=1)[0].decode()
+        file.seek(0)
+        while block := file.read(1 << 18):
+            digest.update(block)
+    whole = b64encode(digest.digest()).decode()
+    return f'<script src="{PLOTLY_SITE}/plotly-{version}.min.js" integrity="sha256-{whole}" crossorigin=anonymous></script>'

@@ -9,10 +9,14 @@ Event Format" of the Chromium project.
 from __future__ import annotations
 
 import gzip
+import heapq
+import io
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from json.encoder import encode_basestring_ascii as quoted
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +31,8 @@ from simpar.result.result import Result
 
 _LEVEL = 5
 """Of gzip; 112 MB of trace: 14.0 MB in 0.5 s at level 1, 10.6 MB in 0.9 s at 5, 9.7 MB in 1.4 s at 6."""
+_Event = tuple[int, str]
+"""(ns, its line)"""
 _SENDS = (OpKind.SEND_FORWARD, OpKind.SEND_BACKWARD)
 
 
@@ -36,8 +42,12 @@ def write_trace(result: Result, path: Path) -> None:
     Raises:
         InputError: the file cannot be written.
     """
-    # No time stamp inside: the same run gives the same bytes.
-    write_file(path, gzip.compress(trace(result).encode(), _LEVEL, mtime=0), "--trace")
+    packed = io.BytesIO()
+    # No time stamp inside: the same run gives the same bytes. A line at a time: the whole text would be held several times over.
+    with gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=_LEVEL, mtime=0) as file:
+        for line in _lines(result):
+            file.write(line.encode())
+    write_file(path, packed.getbuffer(), "--trace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,23 +61,25 @@ class _Slice:
 
 def trace(result: Result) -> str:
     """The trace as JSON text; events sorted by time, metadata first."""
+    return "".join(_lines(result))
+
+
+def _lines(result: Result) -> Iterator[str]:
     roles = shown_roles(result)
-    lines: list[str] = list(_names(result.program, roles))
-    times: list[int] = []
-    timed: list[str] = []
-    writer = _Writer(result, roles, times, timed)
-    writer.slices()
-    writer.flows()
-    _counters(result, roles, times, timed)
-    # Stable: at one moment slices come before the flows that bind to them.
-    order = np.argsort(np.array(times, dtype=np.int64), kind="stable")
-    lines += [timed[i] for i in order.tolist()]
+    writer = _Writer(result, roles)
+    counters = [_counters(shown, memory) for shown in roles for memory in result.memory if memory.rank == shown.pipeline_rank]
+    # Of events at one moment the earlier list's come first: slices before the flows that bind to them.
+    timed = heapq.merge(*writer.slices(), writer.flows(), *counters, key=itemgetter(0))
     about = {
         "scenario": result.layout.scenario.name, "step_time_s": result.step_time_s, "world_size": result.world_size,
         "schedule": result.schedule_name, "note": subset_note(result, roles),
     }  # fmt: skip
-    body = ",\n".join(lines)
-    return f'{{"displayTimeUnit":"ms","otherData":{json.dumps(about)},"traceEvents":[\n{body}\n]}}\n'
+    yield f'{{"displayTimeUnit":"ms","otherData":{json.dumps(about)},"traceEvents":['
+    between = "\n"
+    for line in chain(_names(result.program, roles), map(itemgetter(1), timed)):
+        yield between + line
+        between = ",\n"
+    yield "\n]}\n"
 
 
 def _names(program: Program, roles: tuple[ShownRole, ...]) -> Iterator[str]:
@@ -98,9 +110,8 @@ def _us(nanoseconds: int) -> str:
 class _Writer:
     """Slices and flows of one result."""
 
-    def __init__(self, result: Result, roles: tuple[ShownRole, ...], times: list[int], lines: list[str]) -> None:
-        self.program, self.roles = result.program, roles
-        self.times, self.lines = times, lines
+    def __init__(self, result: Result, roles: tuple[ShownRole, ...]) -> None:
+        self.program = result.program
         self.start: list[int] = np.rint(result.timeline.start * 1e9).astype(np.int64).tolist()
         self.finish: list[int] = np.rint(result.timeline.finish * 1e9).astype(np.int64).tolist()
         self.terms = [
@@ -108,29 +119,38 @@ class _Writer:
             for terms in price_terms(result)
         ]
         self.at: dict[int, list[_Slice]] = {}
+        self.lanes: list[tuple[_Slice, list[int]]] = []
+        for shown in roles:
+            for tid, stream in enumerate(ordered_streams(result.program, shown.role), start=1):
+                lane = _Slice(_pid(shown), tid, shown.pipeline), result.program.ops_at(stream).tolist()
+                self.lanes.append(lane)
+                for op in lane[1]:
+                    self.at.setdefault(op, []).append(lane[0])
 
-    def slices(self) -> None:
-        """One slice per op and stream that it holds."""
-        program, start, finish = self.program, self.start, self.finish
-        stage, microbatch = program.stage.tolist(), program.microbatch.tolist()
-        layer, kind, price = program.layer.tolist(), program.kind.tolist(), program.price.tolist()
-        kinds = [k.name.lower() for k in OpKind]
-        for shown in self.roles:
-            pid = _pid(shown)
-            for tid, stream in enumerate(ordered_streams(program, shown.role), start=1):
-                place = _Slice(pid, tid, shown.pipeline)
-                for op in program.ops_at(stream).tolist():
-                    self.at.setdefault(op, []).append(place)
-                    name = quoted(program.label(op).rpartition("@")[0])
-                    self.times.append(start[op])
-                    self.lines.append(
-                        f'{{"ph":"X","pid":{pid},"tid":{tid},"ts":{_us(start[op])},"dur":{_us(finish[op] - start[op])},'
-                        f'"name":{name},"cat":"{kinds[kind[op]]}","args":{{"op":{op},"stage":{stage[op]},'
-                        f'"microbatch":{microbatch[op]},"layer":{layer[op]},"terms_us":{self.terms[price[op]]}}}}}'
-                    )
+    def slices(self) -> list[Iterator[_Event]]:
+        """One slice per op and stream that it holds; a list for every stream."""
+        program = self.program
+        fields = (program.stage, program.microbatch, program.layer, program.kind, program.price)
+        columns = [column.tolist() for column in fields]
+        return [self._slices(place, ops, columns) for place, ops in self.lanes]
 
-    def flows(self) -> None:
+    def _slices(self, place: _Slice, ops: list[int], columns: list[list[int]]) -> Iterator[_Event]:
+        start, finish, kinds = self.start, self.finish, [k.name.lower() for k in OpKind]
+        stage, microbatch, layer, kind, price = columns
+        for op in sorted(ops, key=start.__getitem__):
+            name = quoted(self.program.label(op).rpartition("@")[0])
+            yield (
+                start[op],
+                (
+                    f'{{"ph":"X","pid":{place.pid},"tid":{place.tid},"ts":{_us(start[op])},"dur":{_us(finish[op] - start[op])},'
+                    f'"name":{name},"cat":"{kinds[kind[op]]}","args":{{"op":{op},"stage":{stage[op]},'
+                    f'"microbatch":{microbatch[op]},"layer":{layer[op]},"terms_us":{self.terms[price[op]]}}}}}'
+                ),
+            )
+
+    def flows(self) -> list[_Event]:
         """Producer, send and consumer of every send between shown ranks."""
+        found: list[_Event] = []
         program = self.program
         sends = np.flatnonzero(np.isin(program.kind, [int(k) for k in _SENDS]))
         wanted = {int(s) for s in sends} & self.at.keys()
@@ -145,16 +165,12 @@ class _Writer:
                 number += 1
                 op, place = producer
                 consumer, there = target
-                self._flow("s", number, max(self.finish[op] - 1, self.start[op]), place)
-                self._flow("t", number, self.start[send], source)
-                self._flow("f", number, self.start[consumer], there)
-
-    def _flow(self, letter: str, number: int, at: int, place: _Slice) -> None:
-        self.times.append(at)
-        self.lines.append(
-            f'{{"ph":"{letter}","id":{number},"pid":{place.pid},"tid":{place.tid},"ts":{_us(at)},"name":"send","cat":"send",'
-            f'"bp":"e"}}'
-        )
+                ends = (("s", max(self.finish[op] - 1, self.start[op]), place), ("t", self.start[send], source),
+                        ("f", self.start[consumer], there))  # fmt: skip
+                for letter, at, where in ends:
+                    line = f'{{"ph":"{letter}","id":{number},"pid":{where.pid},"tid":{where.tid},"ts":{_us(at)},'
+                    found.append((at, line + '"name":"send","cat":"send","bp":"e"}'))
+        return sorted(found, key=itemgetter(0))
 
     def _consumers(self, sends: set[int]) -> dict[int, list[int]]:
         """Send -> ops that wait for it."""
@@ -199,18 +215,14 @@ class _Writer:
         return op, place
 
 
-def _counters(result: Result, roles: tuple[ShownRole, ...], times: list[int], lines: list[str]) -> None:
-    """Memory of every shown pipeline rank, in bytes by category, whenever it changes."""
-    memory = {m.rank: m for m in result.memory}
-    for shown in roles:
-        mine = memory.get(shown.pipeline_rank)
-        # An expanded run's memory is that of the first pipeline.
-        if mine is None or shown.pipeline:
-            continue
-        for at, values in memory_changes(mine):
-            times.append(at)
-            amounts = "{" + ",".join([f'"{name}":{value}' for name, value in values.items()]) + "}"
-            lines.append(f'{{"ph":"C","pid":{_pid(shown)},"ts":{_us(at)},"name":"memory (bytes)","args":{amounts}}}')
+def _counters(shown: ShownRole, memory: RankMemory) -> Iterator[_Event]:
+    """Memory of a shown pipeline rank, in bytes by category, whenever it changes."""
+    # An expanded run's memory is that of the first pipeline.
+    if shown.pipeline:
+        return
+    for at, values in memory_changes(memory):
+        amounts = "{" + ",".join([f'"{name}":{value}' for name, value in values.items()]) + "}"
+        yield at, f'{{"ph":"C","pid":{_pid(shown)},"ts":{_us(at)},"name":"memory (bytes)","args":{amounts}}}'
 
 
 def memory_changes(memory: RankMemory) -> Iterator[tuple[int, dict[str, int]]]:
