@@ -18,8 +18,8 @@ from simpar.evidence.collective_rows import MACHINES, machine, parse
 from simpar.evidence.collective_stages import fit_network, fit_pipelines
 from simpar.evidence.collectives import CollectiveReport, validate_collectives
 from simpar.evidence.commands import collectives as run
+from simpar.evidence.expert_kernels import expert_rows
 from simpar.evidence.fit_collectives import exchanges, pipeline
-from simpar.evidence.kernel_rows import expert_rows
 from simpar.evidence.robust import Parameter, minimise
 from simpar.specs.base import data_dir
 from simpar.specs.hardware import profile_names

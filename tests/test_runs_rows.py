@@ -15,12 +15,11 @@ from simpar.evidence.predicted import predict
 from simpar.evidence.row_complete import completed
 from simpar.evidence.row_experts import chosen_freely, routing_of
 from simpar.evidence.row_framework import FRAMEWORK_PATTERNS, NEAREST, attention_of, framework_of, month_of_row, precision_of
+from simpar.evidence.row_layers import RECOMPUTE_MODULES, layout_of, parse_layout, recompute_of
 from simpar.evidence.row_machine import MACHINES, USUAL_BOARDS, CannotExpress, machine_of, node_gigabits
 from simpar.evidence.row_model import model_of
 from simpar.evidence.row_open import USUAL
 from simpar.evidence.row_plan import SCHEDULE_PATTERNS
-from simpar.evidence.row_recompute import RECOMPUTE_MODULES, recompute_of
-from simpar.evidence.row_stages import layout_of, parse_layout
 from simpar.evidence.run_rows import measured_of, read_runs, run_of
 from simpar.evidence.spread import predict_run
 from simpar.model.ledger import total_parameters

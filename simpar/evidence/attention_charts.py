@@ -1,7 +1,9 @@
-"""Published attention charts as rows: TFLOP/s by length at 16k tokens and hidden size 2048."""
+"""Published attention charts (FlashAttention-2/3/4, cuDNN): TFLOP/s by length at 16k tokens and hidden size 2048, and the constants
+that they give: rates by length, and backward over forward time."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -9,8 +11,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.costs.attention import AttentionShapes
+from simpar.costs.attention import AttentionShapes, attention_seconds
+from simpar.evidence.fit_attention import unfitted
+from simpar.evidence.kernel_errors import record
+from simpar.evidence.kernel_law import Law, Rows
 from simpar.evidence.kernel_tables import read_rows
+from simpar.evidence.robust import Prior
+from simpar.specs.kernel_constants import AttentionConstants, BackwardConstants, Band
 
 Array = NDArray[np.float64]
 LENGTHS: Final = (512, 1024, 2048, 4096, 8192, 16384)
@@ -79,3 +86,74 @@ def chart_seconds(row: ChartRow) -> Array:
     lengths = np.array(LENGTHS, dtype=float)
     flops = 4.0 * TOKENS * lengths * WIDTH * (0.5 if row.causal else 1.0) * PASS_FLOPS[row.which]
     return np.asarray(flops / (row.rates * 1e12))
+
+
+LATENCY_S = 6e-6
+"""A training kernel's own start and end."""
+READ_OFF = (0.93, 1.07)
+"""Reading a chart, and boards of one type."""
+FORWARD_SHARE = {64: 2.65, 128: 2.9, 256: 2.9}
+"""Backward over forward time, to split charts of both passes together (FlashAttention-3 paper, Transformer Engine)."""
+
+
+def _fit_head(row: ChartRow, forward: Array, sm_count: float) -> tuple[AttentionConstants, Array]:
+    """Constants of one chart row, and its log errors, from forward seconds at its lengths."""
+    at = np.isfinite(forward)
+    shapes = chart_shapes(row.head_dim, np.array(LENGTHS, dtype=float)[at])
+    base = AttentionConstants(
+        kernel=row.kernel,
+        library="charts",
+        mode="burst",
+        causal=row.causal,
+        heads=unfitted(np.array([row.head_dim])),
+        latency_s=LATENCY_S,
+        wave_beta=0.0,
+        critical_share=0.0,
+        bands=(Band(from_size=0.0, low=READ_OFF[0], high=READ_OFF[1]),),
+    )
+    rate = Prior("heads.0.rate_flops_per_s", float(np.nanmax(row.rates)) * 1e12 * 1.05, 0.3)
+    overhead = Prior("heads.0.sequence_overhead", 500.0 if row.causal else 200.0, 0.7)
+    law, rows = Law(base, (rate, overhead), lambda c, rows: attention_seconds(c, sm_count, rows.shapes)), Rows(shapes, forward[at])
+    fitted, _ = law.fit(rows)
+    return fitted, law.errors(fitted, rows)
+
+
+def forward_constants(path: Path, gpu: str, sm_count: float) -> tuple[AttentionConstants, ...]:
+    """One set for each kernel and mask of the GPU's charts."""
+    groups: dict[tuple[str, bool], dict[int, tuple[AttentionConstants, Array]]] = defaultdict(dict)
+    rows = [row for row in chart_rows(path) if row.gpu == gpu and np.isfinite(row.rates).sum() >= 3 and not row.fp8]
+    for row in sorted(rows, key=lambda r: r.which != "fwd"):
+        if row.which == "bwd" or row.head_dim in groups[row.kernel, row.causal]:
+            continue
+        seconds = chart_seconds(row)
+        if row.which == "fwd+bwd":
+            seconds = seconds / (1.0 + FORWARD_SHARE.get(row.head_dim, 2.9))
+        groups[row.kernel, row.causal][row.head_dim] = _fit_head(row, seconds, sm_count)
+    found = []
+    for _, heads in sorted(groups.items()):
+        logs = np.concatenate([log for _, log in heads.values()])
+        own = [heads[d][0] for d in sorted(heads)]
+        update = {"heads": tuple(c.heads[0] for c in own), "fit": record(path.name, logs, np.empty(0))}
+        found.append(own[0].model_copy(update=update))
+    return tuple(found)
+
+
+def backward_constants(path: Path, gpu: str) -> tuple[BackwardConstants, ...]:
+    """Backward over forward time as ratio (s + s_b) / (s + s_f), where a chart has both passes of a kernel and head size."""
+    rows = [row for row in chart_rows(path) if row.gpu == gpu and not row.causal and not row.fp8]
+    forward = {(row.kernel, row.head_dim): row for row in rows if row.which == "fwd"}
+    found = []
+    for row in rows:
+        pair = forward.get((row.kernel, row.head_dim))
+        if row.which != "bwd" or pair is None:
+            continue
+        both = np.isfinite(row.rates) & np.isfinite(pair.rates)
+        if both.sum() < 3:
+            continue
+        lengths = np.array(LENGTHS, dtype=float)[both]
+        ratio = chart_seconds(row)[both] / chart_seconds(pair)[both]
+        base = BackwardConstants(kernel=row.kernel, head_dim=row.head_dim, ratio=1.0, source=path.name)
+        priors = (Prior("ratio", ratio[-1], 0.2), Prior("short_sequence", 100.0, 1.0))
+        law = Law(base, priors, lambda c, rows: np.asarray(c.ratio * (1.0 + c.short_sequence / rows.shapes)))
+        found.append(law.fit(Rows(lengths, ratio))[0])
+    return tuple(found)

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from simpar.evidence.cases import chosen_cases, load_cases, run_cases
+from simpar.evidence.collectives import print_report as print_collectives
 from simpar.evidence.collectives import validate_collectives
 from simpar.evidence.predicted import AtSite, predict
-from simpar.evidence.report_collectives import print_report as print_collectives
 from simpar.evidence.results_md import check_bounds, print_cases, write_results
 from simpar.evidence.runs import Report, validate_runs
 from simpar.output import finite

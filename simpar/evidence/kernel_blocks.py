@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from simpar.costs.attention import AttentionShapes, attention_flops, attention_seconds
 from simpar.costs.compute import GemmShapes
-from simpar.costs.kernel_choice import pick_attention
-from simpar.costs.kernel_points import band_arrays
+from simpar.costs.kernel_choice import band_arrays, pick_attention
 from simpar.costs.kernels import KernelModel
 from simpar.evidence.kernel_law import where
 from simpar.evidence.kernel_tables import (
