@@ -16,8 +16,7 @@ from simpar.errors import InputError
 from simpar.evidence.collective_cells import Cell, cells_of, errors, predict, read_rows
 from simpar.evidence.collective_rows import MACHINES, machine, parse
 from simpar.evidence.collective_stages import fit_network, fit_pipelines
-from simpar.evidence.collectives import CollectiveReport, validate_collectives
-from simpar.evidence.commands import collectives as run
+from simpar.evidence.collectives import CollectiveReport, run, validate_collectives
 from simpar.evidence.expert_kernels import expert_rows
 from simpar.evidence.fit_collectives import exchanges, pipeline
 from simpar.evidence.robust import Parameter, minimise

@@ -92,7 +92,7 @@ def test_every_machine_rule_names_a_profile(rule: Any) -> None:
     ],
 )
 def test_machines(changes: dict[str, Any], profile: str, cluster: dict[str, int]) -> None:
-    found = machine_of(row(**changes)).cluster
+    found = machine_of(row(**changes))[0]
     assert found["hardware"] == profile
     assert {key: found.get(key) for key in cluster} == cluster
 
@@ -287,7 +287,7 @@ def test_precision_of_a_gpu_without_bf16() -> None:
     ],
 )  # fmt: skip
 def test_names_of_gpus(changes: dict[str, Any], profile: str) -> None:
-    assert machine_of(row(**{"gpu_mem_gb": None, **changes})).cluster["hardware"] == profile
+    assert machine_of(row(**{"gpu_mem_gb": None, **changes}))[0]["hardware"] == profile
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_names_of_gpus(changes: dict[str, Any], profile: str) -> None:
     [("A10G", None), ("A10G 24GB", None), ("GH200 480GB", None), ("NVIDIA GH200 480GB", None), ("A100-PCIE-40GB", 0.505)],
 )
 def test_memory_in_a_gpu_s_name(gpu: str, scale: float | None) -> None:
-    found = machine_of(row(gpu=gpu, gpu_mem_gb=None)).cluster.get("memory_scale")
+    found = machine_of(row(gpu=gpu, gpu_mem_gb=None))[0].get("memory_scale")
     assert found == (None if scale is None else pytest.approx(scale, rel=1e-2))
 
 
@@ -768,14 +768,14 @@ def test_weights_that_stay_gathered(fsdp: str, reshards: bool | None) -> None:
 
 
 def test_a_part_with_other_memory_is_scaled() -> None:
-    cluster = machine_of(row(gpu="A100", gpu_mem_gb=64, gpus_per_node=8)).cluster
+    cluster = machine_of(row(gpu="A100", gpu_mem_gb=64, gpus_per_node=8))[0]
     memory = load_hardware(cluster["hardware"]).gpu.memory.value * cluster["memory_scale"]
     assert memory == pytest.approx(64 * 2**30)
 
 
 @pytest.mark.parametrize("gpu", ["A100", "H100"])
 def test_parts_with_four_stacks_have_less_bandwidth_too(gpu: str) -> None:
-    cluster = machine_of(row(gpu=gpu, gpu_mem_gb=64, gpus_per_node=4)).cluster
+    cluster = machine_of(row(gpu=gpu, gpu_mem_gb=64, gpus_per_node=4))[0]
     assert cluster["hardware"] == f"hgx-{gpu.lower()}-4gpu-64gb"
     assert "memory_scale" not in cluster
     usual = load_hardware("dgx-h100" if gpu == "H100" else "dgx-a100-80gb").gpu

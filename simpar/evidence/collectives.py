@@ -5,6 +5,8 @@ Understands the tables of measured collectives (nccl-tests columns) and of DeepE
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +27,8 @@ from simpar.evidence.collective_rows import Row, harness_costs, parse
 from simpar.evidence.expert_kernels import KernelRow, expert_rows
 from simpar.evidence.kernel_tables import tables
 from simpar.evidence.report_tables import percent, table_of
+from simpar.output import finite
+from simpar.specs.base import data_dir
 from simpar.specs.hardware import HardwareProfile
 from simpar.statistics import Comparison, ErrorSummary, Group, summarize
 
@@ -229,3 +233,19 @@ def print_report(report: CollectiveReport) -> None:
     for reason, count in Counter(row.skipped for row in report.rows if row.skipped).most_common():
         console.print(f"skipped: {count} x {reason}", markup=False)
     console.print(f"{len(report.rows)} values in {report.seconds:.1f} s")
+
+
+def run(data: Path | None, as_json: bool = False) -> int:
+    """`simpar validate collectives [--data FILE] [--json]`; exit code 1 past the stated tolerance.
+
+    Without a file: the tables that come with simpar.
+
+    Raises:
+        InputError: see `validate_collectives`.
+    """
+    report = validate_collectives(data or data_dir("validation") / "collectives")
+    if as_json:
+        sys.stdout.write(json.dumps(finite(report.as_json())) + "\n")
+    else:
+        print_report(report)
+    return 0 if report.within_tolerance else 1

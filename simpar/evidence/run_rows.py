@@ -144,14 +144,14 @@ def table_of(row: Row, name: str = "run") -> tuple[dict[str, Any], tuple[str, ..
     month = month_of_row(row, key)
     version = f"{month[0]}-{month[1]:02d}" if month[0] < 9000 else None
     semantics = framework_named(key, version)
-    machine = machine_of(row)
-    precision, more = precision_of(row, month, machine.cluster["hardware"])
+    cluster, machine_notes = machine_of(row)
+    precision, more = precision_of(row, month, cluster["hardware"])
     notes += more
     model, model_notes = (row[SHIPPED], []) if row.get(SHIPPED) else model_of(row)
     model = in_its_own_code(model, semantics.conventions)
     plan, plan_notes = plan_of(row, semantics)
     training, training_notes = training_of(row, semantics, precision, month)
-    if row.get("cuda_graphs") is None and machine.cluster["hardware"] in semantics.conventions.graphed_machines:
+    if row.get("cuda_graphs") is None and cluster["hardware"] in semantics.conventions.graphed_machines:
         training["cuda_graphs"] = True
         training_notes.append("CUDA graphs not stated: those of layers, as in recipes of this machine")
     table = {
@@ -159,11 +159,11 @@ def table_of(row: Row, name: str = "run") -> tuple[dict[str, Any], tuple[str, ..
         "model": model,
         "framework": key,
         "framework_version": version,
-        "cluster": machine.cluster,
+        "cluster": cluster,
         "plan": plan,
         "training": training,
     }
-    notes += [*machine.notes, *model_notes, *plan_notes, *training_notes]
+    notes += [*machine_notes, *model_notes, *plan_notes, *training_notes]
     return table, tuple(notes)
 
 
