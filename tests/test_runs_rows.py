@@ -953,15 +953,6 @@ RATE_ALONE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_a_scenario_of_a_row_states_what_it_has_and_may_leave_out_what_has_a_default() -> None:
-    table = {
-        "model": "llama3.1-8b", "framework": "transformers", "cluster": {"hardware": "dgx-b200", "num_nodes": 1}, "plan": {"dp": 8},
-        "training": {"sequence_length": 1024, "global_batch_size": 64, "micro_batch_size": 8},
-    }  # fmt: skip
-    run = run_of({"id": "x", "scenario": table, "step_time_s": 0.6})
-    assert (run.skipped, run.open_facts) == ("", ("plan.recompute",))
-
-
 def test_a_rate_without_a_batch_is_that_of_the_micro_batch_that_its_memory_tells() -> None:
     run = run_of(row(**RATE_ALONE))
     assert {"training.micro_batch_size", "training.global_batch_size"} <= set(run.open_facts)

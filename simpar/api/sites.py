@@ -74,11 +74,11 @@ def adapt(
     Raises:
         InputError: a file is missing or unreadable.
     """
-    from simpar.evidence.own_rows import run_at, runs_in
+    from simpar.evidence.run_rows import run_of, runs_in
     from simpar.site.learned import adapt as learned
 
     given = [runs] if isinstance(runs, str | Path) else list(runs)
     files = [Path(each) for each in given if not isinstance(each, Mapping)]
-    rows = [run_at(each, f"row {index + 1}") for index, each in enumerate(given) if isinstance(each, Mapping)]
+    rows = [run_of(each, f"row {index + 1}") for index, each in enumerate(given) if isinstance(each, Mapping)]
     found = [*runs_in(files, hardware), *rows]
     return SiteResult(learned(found, name=name, workers=workers, progress=progress))

@@ -8,7 +8,7 @@ tables
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -26,8 +26,10 @@ from simpar.evidence.row_plan import plan_of, training_of
 from simpar.evidence.row_values import Row, read_values
 from simpar.evidence.run_files import is_stored, stored_run
 from simpar.evidence.run_type import Measured, MemoryKind, Run
+from simpar.specs.catalog import scenario_path
 from simpar.specs.framework import framework as framework_named
-from simpar.specs.scenario import Scenario
+from simpar.specs.open_values import choices, open_fields
+from simpar.specs.scenario import make_scenario, read_table
 
 GROUP_KEYS: Final = (
     "source", "gpu", "arch", "confidence", "framework", "model_name", "n_params_b", "n_gpus", "tp", "sp", "pp", "vpp", "cp", "ep",
@@ -71,6 +73,24 @@ def read_runs(path: Path) -> Iterator[Run]:
         yield run_of(row, name)
 
 
+def runs_in(paths: Iterable[Path], hardware: str | None = None) -> list[Run]:
+    """Every run of the JSON-lines files.
+
+    Args:
+        hardware: a profile (one that `simpar calibrate` wrote) to take for the machines of all runs.
+
+    Raises:
+        InputError: a file that is missing, unreadable or without a row.
+    """
+    found: list[Run] = []
+    for path in paths:
+        rows = [run_of(located(row, path), name) for name, row in read_rows(path)]
+        if not rows:
+            raise InputError(f"{path}: no run in it; expected lines of `simpar run read`, or rows of scenario and step_time_s")
+        found += rows
+    return found if hardware is None else [_on(run, hardware) for run in found]
+
+
 def columns_of(raw: Row) -> dict[str, Any]:
     """What conditions on rows see: the columns of a flat row in their types; what identifies a stored run."""
     if not is_stored(raw):
@@ -79,16 +99,20 @@ def columns_of(raw: Row) -> dict[str, Any]:
 
 
 def run_of(raw: Row, fallback_id: str = "row") -> Run:
-    """`raw`, a stored run or a flat row, as a run; never raises for what a row may hold."""
-    if not is_stored(raw):
+    """`raw` as a run: stored, flat, or one whose `scenario` (a file, a shipped name or a raw table) is that scenario; nothing that
+    it holds raises."""
+    stored = is_stored(raw)
+    if not stored and "scenario" not in raw:
         return _flat_run(raw, fallback_id)
+    columns = {} if stored else read_values({key: value for key, value in raw.items() if key != "scenario"}).row
+    name, measured = str(raw.get("id") or fallback_id), measured_of(columns)
     try:
-        return stored_run(raw, fallback_id)
+        return stored_run(raw, fallback_id) if stored else _own_run(raw, name, columns, measured)
     except InputError as error:
         reason = f"not a valid scenario: {str(error).splitlines()[0]}"
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         reason = f"a field has an unexpected value: {error}"
-    return Run(str(raw.get("id") or fallback_id), {}, Measured(), None, reason, "", (), dict(raw))
+    return Run(name, {}, measured, None, reason, excluded_because(raw), (), dict(raw))
 
 
 def _flat_run(raw: Row, fallback_id: str) -> Run:
@@ -104,7 +128,7 @@ def _flat_run(raw: Row, fallback_id: str) -> Run:
             raise CannotExpress(f"a column has an unexpected value: {'; '.join(values.wrong.values())}")
         usual, notes = table_of(row, name)
         open_ = open_facts(row, usual)
-        run = run.expressed(checked(usual), usual, open_, with_sets(usual, open_))
+        run = run.expressed(make_scenario(usual), usual, open_, with_sets(usual, open_))
         notes = (*completions, *notes, *values.notes)
     except CannotExpress as reason:
         skipped = str(reason)
@@ -124,6 +148,37 @@ def _flat_run(raw: Row, fallback_id: str) -> Run:
     return replace(run, skipped=skipped, assumptions=tuple(notes))
 
 
+def _own_run(raw: Row, name: str, columns: Row, measured: Measured) -> Run:
+    """A row of a cluster's own: a scenario and what it measured.
+
+    Raises:
+        InputError, AttributeError, KeyError, TypeError, ValueError, OverflowError: its scenario cannot be read.
+    """
+    table, file = _table(raw["scenario"])
+    fields = open_fields(table, file)
+    scenario = make_scenario(choices(table, fields, file)[0].table, file=file)
+    group = {"source": "", "model_name": scenario.name, "n_gpus": scenario.world_size}
+    group |= {key: value for key in GROUP_KEYS if isinstance(value := columns.get(key), str | int | float)}
+    skipped = "" if measured.anything else "nothing measured"
+    return Run(name, group, measured, scenario, skipped, excluded_because(raw), (), dict(raw), table=table)
+
+
+def located(row: dict[str, Any], runs: Path) -> dict[str, Any]:
+    """`row` of the file or folder `runs`, with its scenario's file in full where that lies beside it."""
+    given = row.get("scenario")
+    near = (runs if runs.is_dir() else runs.parent) / given if isinstance(given, str) else None
+    return {**row, "scenario": str(near.resolve())} if near is not None and near.is_file() else row
+
+
+def _table(given: object) -> tuple[dict[str, Any], str]:
+    if isinstance(given, Mapping):
+        return {k: v for k, v in given.items() if k != "file"}, str(given.get("file", ""))
+    if not isinstance(given, str):
+        raise InputError(f"scenario {given!r}: a file, a name or a table")
+    path = Path(given) if Path(given).is_file() else scenario_path(given)
+    return read_table(path), str(path)
+
+
 def excluded_because(row: Row) -> str:
     """The data's own reason to leave a row out; "" where it counts."""
     return str(row.get("exclude") or "")
@@ -135,8 +190,6 @@ def table_of(row: Row, name: str = "run") -> tuple[dict[str, Any], tuple[str, ..
     Raises:
         CannotExpress: outside what simpar models, or too little is stated; the message says which.
     """
-    if isinstance(row.get("scenario"), Mapping):  # what the columns cannot say (`simpar run read`)
-        return {**row["scenario"], "name": name}, ()
     task = str(row.get("task") or "pretrain")
     if "microbenchmark" in task:
         raise CannotExpress("a layer microbenchmark, not a training step")
@@ -165,17 +218,6 @@ def table_of(row: Row, name: str = "run") -> tuple[dict[str, Any], tuple[str, ..
     }
     notes += [*machine_notes, *model_notes, *plan_notes, *training_notes]
     return table, tuple(notes)
-
-
-def checked(table: dict[str, Any]) -> Scenario:
-    """`table` as a checked scenario.
-
-    Raises:
-        InputError: all violations together.
-    """
-    from simpar.specs.scenario import make_scenario
-
-    return make_scenario(table)
 
 
 def measured_of(row: Row) -> Measured:
@@ -211,3 +253,15 @@ def _step_time(row: Row) -> tuple[float | None, str]:
         if amount and (rate := row.get(key)):
             return amount / rate, key
     return None, ""
+
+
+def _on(run: Run, hardware: str) -> Run:
+    """`run` on another profile of its machine."""
+    if run.scenario is None or run.table is None:
+        return run
+    table = {**run.table, "cluster": {**run.table["cluster"], "hardware": hardware}}
+    try:
+        usual = choices(table, open_fields(table))[0].table
+        return replace(run, table=table, scenario=make_scenario(usual, file=run.scenario.file))
+    except InputError as error:
+        return replace(run, skipped=f"not a valid scenario on {hardware}: {str(error).splitlines()[0]}", scenario=None)
