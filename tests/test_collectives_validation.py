@@ -13,8 +13,7 @@ import pytest
 from simpar.boundary import read_records
 from simpar.costs.collective_defaults import shipped
 from simpar.errors import InputError
-from simpar.evidence.collective_cells import Cell, cells_of, errors, predict, read_rows
-from simpar.evidence.collective_rows import MACHINES, machine, parse
+from simpar.evidence.collective_rows import MACHINES, Cell, cells_of, errors, machine, parse, predict, read_rows
 from simpar.evidence.collective_stages import fit_network, fit_pipelines
 from simpar.evidence.collectives import CollectiveReport, run, validate_collectives
 from simpar.evidence.expert_kernels import expert_rows

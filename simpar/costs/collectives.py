@@ -9,8 +9,7 @@ from math import log
 
 from simpar.costs import expert_parallel, gloo, nccl, point_to_point, torus
 from simpar.costs.collective_defaults import constants_of, expert_of
-from simpar.costs.collective_geometry import Geometry, geometry
-from simpar.costs.collective_law import Law, fastest
+from simpar.costs.collective_law import Geometry, Law, fastest, geometry
 from simpar.costs.expert_parallel import Exchange
 from simpar.costs.price import ZERO, Price, Provenance
 from simpar.errors import InputError

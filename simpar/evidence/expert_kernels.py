@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from simpar.boundary import read_records
-from simpar.costs.collective_geometry import Geometry, geometry, packed
+from simpar.costs.collective_law import Geometry, geometry, packed
 from simpar.costs.collectives import CollectiveModel
 from simpar.costs.expert_parallel import PUBLISHED, Exchange, dispatched_s
 from simpar.costs.price import Price

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from simpar.evidence.row_machine import CannotExpress
 from simpar.evidence.row_values import Row, denied
+from simpar.specs.counts import split_by_cost
 from simpar.specs.framework import FrameworkSpec
-from simpar.specs.layer_split import split_by_cost
 
 RECOMPUTE_MODULES: Final = (
     (r"core.?att|core_attn|qk\^t|attention internals|minimal_flash", "core_attn"),

@@ -220,7 +220,7 @@ def validate_runs(
     """Every run of the JSON-lines file at `path` that meets `where`, predicted and compared.
 
     Args:
-        path: a file of flat rows or of stored runs (run_files), or a folder of such files.
+        path: a file of flat rows or of stored runs (run_type), or a folder of such files.
         where: conditions on the rows, see `matches`.
         workers: processes; none = all cores; 1 = in this process.
         predictor: what predicts; a module-level function.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from simpar.specs.framework_policies import Policy
-from simpar.specs.framework_words import Ability, Recompute
+from simpar.specs.framework_releases import Ability, Recompute
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Pipeline(Policy):
         schedule: default without virtual stages.
         layer_rounding: how layers are spread over stages: "front" evenly, the extra ones to the first stages; "last" the same to
             the last; "fill" where they do not divide: every stage the rounded-up share, the last what is left; "cost" by compute
-            cost with the head counted (layer_split.py); "ends" the rounded-up share in between, what is left on the first and
+            cost with the head counted (counts.py); "ends" the rounded-up share in between, what is left on the first and
             last (with DualPipe on one rank).
         zero_stage_with_pp: the highest stage that its pipeline engine composes with.
         overlap_p2p_interleaved: with virtual stages sends are asynchronous; without, compute steps wait for batched sends and

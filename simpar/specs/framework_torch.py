@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from simpar.specs.framework_releases import Base
+from simpar.specs.framework_releases import LOSS_WORK, Base
 from simpar.specs.framework_releases import FrameworkRow as Row
-from simpar.specs.framework_words import LOSS_WORK
 
 TORCH: Final[dict[str, Any]] = {
     "fused_activation": False, "fused_residual": False, "fused_rope": False, "fused_softmax": False,
