@@ -3,7 +3,7 @@
 alpha is latency (set-up and hops), beta the seconds per byte of the slowest medium, gamma the pipeline fill: a message
 cut into k chunks over a pipeline of depth d takes (k + d)(o + S beta / k) with an overhead o per chunk; the best k gives
 alpha + S beta + 2 sqrt(d o S beta). Each candidate grows with S and those with a limit only drop out, so the least of
-them grows with S too. `Geometry` says what a group of ranks means for it: hops, and the bytes per second that the group gets on each
+them grows with S too. `Geometry` says what a group of ranks means for it: hops, and the bytes per second that it gets on each
 medium.
 """
 
