@@ -236,7 +236,7 @@ def serve(
     site: SiteOption = None,
 ) -> None:
     """A local page to change model, cluster and layout and see what follows."""
-    from simpar.api.own_run import own_run
+    from simpar.api.sites import own_run
     from simpar.interop.megatron import launch_script
     from simpar.report.serve.app import serve as run_page
     from simpar.specs.catalog import scenario_path

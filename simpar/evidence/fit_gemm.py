@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from simpar.costs.compute import TILE_FIELDS, GemmShapes, compute_seconds, seconds_on
 from simpar.costs.gemm_residual import LARGEST, NODES, corners
 from simpar.costs.gemm_tiles import Geometry, geometry
-from simpar.evidence.kernel_errors import bands, halves, record
-from simpar.evidence.kernel_law import Law, Rows, where
+from simpar.evidence.kernel_law import Law, Rows, bands, halves, record, where
 from simpar.evidence.kernel_tables import SIZES, Source, Table, core, measured_rows
 from simpar.evidence.robust import Prior
 from simpar.specs.hardware import HardwareProfile

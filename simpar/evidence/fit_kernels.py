@@ -18,7 +18,7 @@ import numpy as np
 from simpar.costs.compute import GemmShapes, gemm_seconds
 from simpar.costs.kernel_choice import UNREAL
 from simpar.errors import InputError
-from simpar.evidence import attention_charts, fit_attention, fit_gemm, memory_tables, training_ops
+from simpar.evidence import attention_fits, fit_gemm, memory_tables, training_ops
 from simpar.evidence.kernel_tables import attention_name, column_source, columns, gemm_name, profile_of, tables, there, time_columns
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.kernel_constants import (
@@ -83,7 +83,7 @@ def _gemm(path: Path, hardware: HardwareProfile) -> Iterator[GemmConstants | Non
 
 KINDS: dict[str, tuple[str, Callable[[Path], tuple[str, ...]], Callable[[Path, HardwareProfile], Iterable[Any]]]] = {
     "gemm_*.csv": ("gemm", gemm_name, _gemm),
-    "attention_*.csv": ("attention", attention_name, lambda path, hardware: (fit_attention.fit_table(path, hardware),)),
+    "attention_*.csv": ("attention", attention_name, lambda path, hardware: (attention_fits.fit_table(path, hardware),)),
 }
 """Tables -> field of `Found`, what their names say (the GPU first), and the constants of one."""
 
@@ -187,8 +187,8 @@ def assemble(data: Path, gpu: str, own: Found, hardware: HardwareProfile) -> Ker
     gemm += narrow_sustained(gemm, own.same_die, sm_count)
     backward: tuple[BackwardConstants, ...] = ()
     if there(charts):
-        attention += attention_charts.forward_constants(charts, gpu, sm_count)
-        backward = attention_charts.backward_constants(charts, gpu)
+        attention += attention_fits.forward_constants(charts, gpu, sm_count)
+        backward = attention_fits.backward_constants(charts, gpu)
     memory, best = memory_tables.fit_classes(membound, gpu, hardware.gpu.architecture) if there(membound) else ({}, None)
     return KernelConstants(
         gpu=hardware.gpu.name,

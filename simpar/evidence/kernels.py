@@ -27,7 +27,7 @@ from simpar.evidence.report_tables import percent, table_of
 from simpar.specs.base import data_dir
 from simpar.statistics import ErrorSummary, summary_of
 
-READERS: tuple[tuple[str, Callable[[Path], list[Block]]], ...] = (
+READERS: tuple[tuple[str, Callable[[Path], Iterable[Block]]], ...] = (
     ("gemm_*.csv", kernel_blocks.gemm_blocks),
     ("attention_*.csv", kernel_blocks.attention_blocks),
     ("simumax_ops*.csv", kernel_priced.training_blocks),

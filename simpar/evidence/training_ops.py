@@ -10,6 +10,7 @@ constants (same form, priors at those), and the input- and weight-gradient rows 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -22,10 +23,9 @@ from simpar.costs.attention import AttentionShapes, attention_seconds
 from simpar.costs.compute import GemmShapes, gemm_seconds
 from simpar.costs.gemm_tiles import geometry
 from simpar.costs.kernels import SMALL_GEMM
-from simpar.evidence.fit_attention import unfitted
+from simpar.evidence.attention_fits import unfitted
 from simpar.evidence.fit_gemm import Products, flops_of, law_of
-from simpar.evidence.kernel_errors import bands, halves, interval, record
-from simpar.evidence.kernel_law import Law, Rows
+from simpar.evidence.kernel_law import Law, Rows, bands, halves, interval, record
 from simpar.evidence.kernel_tables import MICRO, read_rows
 from simpar.evidence.robust import Prior
 from simpar.specs.kernel_constants import (
@@ -35,8 +35,11 @@ from simpar.specs.kernel_constants import (
     GroupedConstants,
 )
 
-LAYOUTS: Final = {"forward": ("TN", "False"), "dgrad": ("NN", "False"), "wgrad": ("NT", "True"), "wgrad_accumulate": ("NT", "True")}
-STAGES: Final = {"forward": "fwd", "dgrad": "bwd_grad_act", "wgrad": "bwd_grad_w", "wgrad_accumulate": "bwd_grad_w"}
+LAYOUTS: Final = {
+    "forward": ("TN", "fwd", "", 2.0), "dgrad": ("NN", "bwd_grad_act", "", 2.0), "wgrad": ("NT", "bwd_grad_w", "bf16", 4.0),
+    "wgrad_accumulate": ("NT", "bwd_grad_w", "fp32", 8.0),
+}  # fmt: skip
+"""Direction -> layout of its products, stage of its grouped ones, what they add into ("" = nothing), bytes per output element."""
 FULL_SQUARE: Final = 4.0
 
 
@@ -74,20 +77,20 @@ def machines(path: Path) -> list[str]:
     return sorted({row["gpu"] for row in _table(path)})
 
 
+def _timed(path: Path, machine: str, op: str, stage: str, figure: str = "us") -> Iterator[tuple[int, dict[str, str]]]:
+    """(Line, row) of the rows of an op in a layout or stage ("" = any) that have this figure."""
+    for line, r in enumerate(_table(path), 2):
+        if r["gpu"] == machine and r["op"] == op and stage in ("", r["layout_or_stage"]) and r[figure]:
+            yield line, r
+
+
 def gemm_rows(path: Path, machine: str, direction: str) -> list[TrainingRow]:
     """GEMMs of one layout; `wgrad` adds into bf16, `wgrad_accumulate` into fp32."""
-    layout, accumulate = LAYOUTS[direction]
-    dtype = {"wgrad": "bf16", "wgrad_accumulate": "fp32"}.get(direction)
-    traffic = {"wgrad": 4.0, "wgrad_accumulate": 8.0}.get(direction, 2.0)
+    layout, _, into, traffic = LAYOUTS[direction]
     return [
         TrainingRow(line, 1, int(r["m"]), int(r["n"]), int(r["k"]), float(r["us"]) * MICRO, traffic)
-        for line, r in enumerate(_table(path), 2)
-        if r["gpu"] == machine
-        and r["op"] == "matmul"
-        and r["layout_or_stage"] == layout
-        and r["accumulate"] == accumulate
-        and r["us"]
-        and (dtype is None or r["out_dtype"] == dtype)
+        for line, r in _timed(path, machine, "matmul", layout)
+        if r["accumulate"] == str(bool(into)) and into in ("", r["out_dtype"])
     ]
 
 
@@ -97,15 +100,13 @@ def grouped_rows(path: Path, machine: str, direction: str) -> list[TrainingRow]:
     The table does not say what a weight gradient adds into. Where it lists a shape twice, the slower row added into fp32 and
     the faster one into bf16: at few rows per group both move 5.0-5.4 TB/s, of 8 and of 4 bytes per weight.
     """
+    _, stage, into, traffic = LAYOUTS[direction]
     found = []
-    for line, r in enumerate(_table(path), 2):
-        if r["gpu"] != machine or r["op"] != "group_matmul" or r["layout_or_stage"] != STAGES[direction] or not r["us"]:
-            continue
+    for line, r in _timed(path, machine, "group_matmul", stage):
         m, n, k = int(r["m"]), int(r["n"]), int(r["k"])
         own = {"forward": (m, n, k), "dgrad": (m, k, n)}.get(direction, (n, k, m))
-        traffic = {"wgrad": 4.0, "wgrad_accumulate": 8.0}.get(direction, 2.0)
         found.append(TrainingRow(line, int(r["b"]), *own, float(r["us"]) * MICRO, traffic))
-    return found if not direction.startswith("wgrad") else _added_into(found, narrow=direction == "wgrad")
+    return _added_into(found, narrow=into == "bf16") if into else found
 
 
 def _added_into(rows: list[TrainingRow], *, narrow: bool) -> list[TrainingRow]:
@@ -119,11 +120,8 @@ def _added_into(rows: list[TrainingRow], *, narrow: bool) -> list[TrainingRow]:
 
 def sdp_rows(path: Path, machine: str, direction: str) -> list[TrainingRow]:
     """Fused attention rows (contiguous operands), seconds from the stated rate."""
-    op = {"forward": "sdp_fwd", "backward": "sdp_bwd"}[direction]
     found = []
-    for line, r in enumerate(_table(path), 2):
-        if r["gpu"] != machine or r["op"] != op or not r["tflops"]:
-            continue
+    for line, r in _timed(path, machine, {"forward": "sdp_fwd", "backward": "sdp_bwd"}[direction], "", "tflops"):
         extra = dict(part.split("=") for part in r["extra"].split(";") if "=" in part)
         query, value = int(extra.get("qk", 128)), int(extra.get("v", 128))
         s, heads, batch = int(r["m"]), int(r["k"]), int(r["b"])

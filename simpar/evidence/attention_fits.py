@@ -1,5 +1,5 @@
-"""Published attention charts (FlashAttention-2/3/4, cuDNN): TFLOP/s by length at 16k tokens and hidden size 2048, and the constants
-that they give: rates by length, and backward over forward time."""
+"""Attention constants: forward ones from a measured table, and from published charts (FlashAttention-2/3/4, cuDNN), which show
+TFLOP/s by length at 16k tokens and hidden size 2048, rates by length and backward over forward time."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.costs.attention import AttentionShapes, attention_seconds
-from simpar.evidence.fit_attention import unfitted
-from simpar.evidence.kernel_errors import record
-from simpar.evidence.kernel_law import Law, Rows
-from simpar.evidence.kernel_tables import read_rows
+from simpar.costs.attention import AttentionShapes, attention_flops, attention_seconds
+from simpar.evidence.kernel_law import Law, Rows, bands, halves, record, where
+from simpar.evidence.kernel_tables import SIZES, attention_name, columns, core, measured_rows, read_rows
 from simpar.evidence.robust import Prior
-from simpar.specs.kernel_constants import AttentionConstants, BackwardConstants, Band
+from simpar.specs.hardware import HardwareProfile
+from simpar.specs.kernel_constants import AttentionConstants, BackwardConstants, Band, HeadConstants
 
 Array = NDArray[np.float64]
 LENGTHS: Final = (512, 1024, 2048, 4096, 8192, 16384)
@@ -157,3 +156,50 @@ def backward_constants(path: Path, gpu: str) -> tuple[BackwardConstants, ...]:
         law = Law(base, priors, lambda c, rows: np.asarray(c.ratio * (1.0 + c.short_sequence / rows.shapes)))
         found.append(law.fit(Rows(lengths, ratio))[0])
     return tuple(found)
+
+
+_RIDGE = (0.03, 0.015, 0.1, 0.03, 0.015, 0.03, 0.015, 0.03, 0.015, 0.03, 0.03, 0.03, 0.03, 0.05, 0.2, 0.05, 0.02, 0.05)
+
+
+def unfitted(heads: Array) -> tuple[HeadConstants, ...]:
+    """Constants of head sizes [heads], before the fit of them."""
+    return tuple(HeadConstants(head_dim=int(d), rate_flops_per_s=1e12, sequence_overhead=0.0) for d in heads)
+
+
+def _priors(base: AttentionConstants, hardware: HardwareProfile) -> list[Prior]:
+    peak, bandwidth = hardware.peak_flops_per_s("bf16"), hardware.gpu.memory_bandwidth.value
+    found = [
+        Prior("latency_s", 8e-6, 0.5),
+        Prior("cache_bytes_per_s", 0.4 * bandwidth, 0.5),
+        Prior("token_s", 0.2e-9, 0.7),
+        Prior("io_bytes_per_s", 2.5 * bandwidth, 0.5),
+        Prior("overlap_power", 2.0, 0.5),
+        Prior("critical_share", 0.5, 0.3) if base.causal else Prior("wave_beta", 0.5, 0.4, log=False),
+        Prior("occupancy_exponent", 0.0, 0.15, log=False),
+    ]
+    found += [Prior(f"ridge.{i}", 0.0, sigma, log=False) for i, sigma in enumerate(_RIDGE)]
+    for i, head in enumerate(base.heads):
+        found.append(Prior(f"heads.{i}.rate_flops_per_s", peak * (0.65 if head.head_dim >= 128 else 0.5), 0.25))
+        found.append(Prior(f"heads.{i}.sequence_overhead", 600.0 if base.causal else 200.0, 0.6))
+        if base.causal:
+            found.append(Prior(f"heads.{i}.critical", 1.0, 0.4))
+    return found
+
+
+def fit_table(path: Path, hardware: HardwareProfile) -> AttentionConstants:
+    """Forward constants of one measured table."""
+    _, kernel, library = attention_name(path)
+    every = measured_rows("attention", columns(path, (*SIZES["attention"], "causal", "us")))
+    table, causal = where(core(every), every), bool(every["causal"][0] > 0)
+    rows, small = (Rows(AttentionShapes.of(part), part["seconds"]) for part in (table, where(~core(every), every)))
+    mode = "sustained" if "sustained" in library else "burst"
+    base = AttentionConstants(kernel=kernel, library=library, mode=mode, causal=causal, heads=unfitted(np.unique(table["d"])))
+    sm_count = float(hardware.gpu.sm_count.value)
+    law = Law(base, _priors(base, hardware), lambda c, rows: attention_seconds(c, sm_count, rows.shapes))
+    fitted, x = law.fit(rows)
+    mask = halves(table["h"], table["kv"], table["d"])
+    held = law.held_out(rows, (mask, ~mask), x)
+    flops, few = (attention_flops(part.shapes, causal=causal) for part in (rows, small))
+    reached = record(path.name, law.errors(fitted, rows), held)
+    update = {"bands": bands(flops, held), "bands_small": bands(few, law.errors(fitted, small)), "fit": reached}
+    return fitted.model_copy(update=update)
