@@ -22,14 +22,12 @@ from functools import lru_cache
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.costs.gemm_residual import correction
-from simpar.costs.gemm_tiles import Geometry, geometry, tile_set
+from simpar.costs.gemm_tiles import Array, Geometry, geometry, tile_set
 from simpar.specs.calibration import constant
 from simpar.specs.kernel_constants import GemmConstants
 
-Array = NDArray[np.float64]
 _CENTRE: Final = 4096.0
 _LOW, _HIGH = -3.0, 4.0
 """Range of log2(size / 4096) in which the smooth terms were fitted; they stay constant outside."""

@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.costs.gemm_tiles import Array
 from simpar.costs.price import Price, Provenance
 from simpar.errors import InputError
 from simpar.specs.base import data_dir, read_toml, validate
@@ -277,9 +278,6 @@ def band_at(bands: Sequence[Band], size: float, spread: float) -> tuple[float, f
     if spread > 0:
         found = widened(found, spread)
     return found.low, found.high
-
-
-Array = NDArray[np.float64]
 
 
 def banded(seconds: float, band: tuple[float, float], provenance: Provenance, terms: tuple[tuple[str, float], ...]) -> Price:

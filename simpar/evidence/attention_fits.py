@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.costs.attention import AttentionShapes, attention_flops, attention_seconds
 from simpar.evidence.kernel_law import Law, Rows, bands, halves, record, where
 from simpar.evidence.kernel_tables import SIZES, attention_name, columns, core, measured_rows, read_rows
-from simpar.evidence.robust import Prior
+from simpar.evidence.robust import Array, Prior
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.kernel_constants import AttentionConstants, BackwardConstants, Band, HeadConstants
 
-Array = NDArray[np.float64]
 LENGTHS: Final = (512, 1024, 2048, 4096, 8192, 16384)
 TOKENS: Final = 16384
 WIDTH: Final = 2048

@@ -14,11 +14,10 @@ from simpar.costs.gemm_residual import LARGEST, NODES, corners
 from simpar.costs.gemm_tiles import Geometry, geometry
 from simpar.evidence.kernel_law import Law, Rows, bands, halves, record, where
 from simpar.evidence.kernel_tables import SIZES, Source, Table, core, measured_rows
-from simpar.evidence.robust import Prior
+from simpar.evidence.robust import Array, Prior
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.kernel_constants import GemmConstants
 
-Array = NDArray[np.float64]
 CAST_COLUMNS = 2048.0
 """Columns of a row that vLLM's per-token cast takes in one pass (steps of its time at 2048 and 4096)."""
 FEWEST_ROWS = 200

@@ -28,10 +28,10 @@ from simpar.evidence.kernel_tables import (
     profile_of,
     time_columns,
 )
+from simpar.evidence.robust import Array
 from simpar.specs.kernel_constants import AttentionConstants, GemmConstants
 from simpar.statistics import Comparison
 
-Array = NDArray[np.float64]
 _FAR: Final = 0.1
 """Extra log half width where another library's constants price a column."""
 

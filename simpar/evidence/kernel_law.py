@@ -9,11 +9,10 @@ from typing import Any, Generic, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.evidence.robust import Prior, nested, soft_l1
+from simpar.evidence.robust import Array, Prior, nested, soft_l1
 from simpar.specs.base import Spec
 from simpar.specs.kernel_constants import Band, FitRecord
 
-Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 T = TypeVar("T")
 Shapes = TypeVar("Shapes")

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from simpar.boundary import read_records
 from simpar.errors import InputError, Violation
+from simpar.evidence.robust import Array
 from simpar.specs.hardware import HardwareProfile, load_hardware, profile_names
 
-Array = NDArray[np.float64]
 Table = dict[str, Array]
 """Column -> values [rows]."""
 PROFILES: Final = {

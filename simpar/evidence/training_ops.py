@@ -27,7 +27,7 @@ from simpar.evidence.attention_fits import unfitted
 from simpar.evidence.fit_gemm import Products, flops_of, law_of
 from simpar.evidence.kernel_law import Law, Rows, bands, halves, interval, record
 from simpar.evidence.kernel_tables import MICRO, read_rows
-from simpar.evidence.robust import Prior
+from simpar.evidence.robust import Array, Prior
 from simpar.specs.kernel_constants import (
     AttentionConstants,
     DirectionConstants,
@@ -133,7 +133,6 @@ def sdp_rows(path: Path, machine: str, direction: str) -> list[TrainingRow]:
     return found
 
 
-Array = NDArray[np.float64]
 LIBRARY = "transformer_engine"
 STREAMS = (1, 2, 4)
 """Experts' GEMMs that may run beside each other."""
