@@ -22,8 +22,7 @@ from typing import Any, Final
 import numpy as np
 
 from simpar.errors import InputError
-from simpar.evidence.run_files import stored_run
-from simpar.evidence.run_type import Run
+from simpar.evidence.run_type import Run, stored_run
 from simpar.searching.abilities import limit_of
 from simpar.searching.answer import answer
 from simpar.searching.decision import MESH_ERROR, OWN_ERROR, TOLD

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 __version__: str
 
 if TYPE_CHECKING:
-    from simpar.api.own_run import OwnRun, own_run
     from simpar.api.plans import PlanResult, plan
     from simpar.api.result import Comparison, Result
     from simpar.api.scenarios import load
     from simpar.api.searches import SearchResult, search
-    from simpar.api.sites import SiteResult, adapt
+    from simpar.api.sites import OwnRun, SiteResult, adapt, own_run
     from simpar.api.steps import Explanation, Sweep, compare, explain, simulate, sweep
     from simpar.api.table import Table
     from simpar.api.tuning import Tuning, tune
@@ -41,7 +40,7 @@ _HOME = {
     "HardwareProfile": "simpar.specs.hardware",
     "InputError": "simpar.errors",
     "InternalError": "simpar.errors",
-    "OwnRun": "simpar.api.own_run",
+    "OwnRun": "simpar.api.sites",
     "Plan": "simpar.specs.plan:PlanSpec",
     "PlanResult": "simpar.api.plans",
     "Result": "simpar.api.result",
@@ -63,7 +62,7 @@ _HOME = {
     "load_hardware": "simpar.specs.hardware",
     "load_model": "simpar.specs.models_io",
     "model_names": "simpar.specs.models_io",
-    "own_run": "simpar.api.own_run",
+    "own_run": "simpar.api.sites",
     "plan": "simpar.api.plans",
     "plan_names": "simpar.specs.catalog",
     "profile_names": "simpar.specs.hardware",

@@ -9,7 +9,7 @@ import pytest
 
 from simpar.api.scenarios import make_scenario
 from simpar.costs.block_price import category
-from simpar.costs.kernel_points import measured_memory
+from simpar.costs.kernel_choice import measured_memory
 from simpar.costs.kernels import KernelModel
 from simpar.costs.pricer import LayoutPricer
 from simpar.parallel.layout import Layout

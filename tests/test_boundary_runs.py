@@ -19,7 +19,7 @@ from test_run_read_logs import DATA, SCENARIO, iteration, nanotron, titan
 from test_run_read_traces import SMALL, device_trace, snapshot
 from test_site import TABLES
 
-from simpar.evidence.own_rows import runs_in
+from simpar.evidence.run_rows import runs_in
 from simpar.interop.configs import load_config
 from simpar.runlogs.formats import read_log
 from simpar.runlogs.read import read_run

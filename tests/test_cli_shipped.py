@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import simpar
 from simpar.api.first_plan import first_layout
 from simpar.cli import app, main
-from simpar.cli.listing import print_table
+from simpar.cli.shipped import print_table
 from simpar.errors import InputError
 from simpar.evidence import results_md
 from simpar.interop.profile_text import profile_text

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simpar.costs.collective_geometry import packed
+from simpar.costs.collective_law import packed
 from simpar.costs.collectives import CollectiveModel
 from simpar.costs.expert_parallel import Exchange, groups_in_turn, groups_visited
 from simpar.costs.pricer import LayoutPricer

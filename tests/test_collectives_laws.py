@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.costs.collective_defaults import published_network, published_scale_up
-from simpar.costs.collective_geometry import geometry, packed
-from simpar.costs.collective_law import fastest, seconds_of
+from simpar.costs.collective_law import fastest, geometry, packed, seconds_of
 from simpar.costs.collectives import COLLECTIVES, CollectiveModel
 from simpar.costs.nccl import traffic
 from simpar.costs.point_to_point import channels_of_a_pair

@@ -13,13 +13,11 @@ import pytest
 from simpar.boundary import read_records
 from simpar.costs.collective_defaults import shipped
 from simpar.errors import InputError
-from simpar.evidence.collective_cells import Cell, cells_of, errors, predict, read_rows
-from simpar.evidence.collective_rows import MACHINES, machine, parse
+from simpar.evidence.collective_rows import MACHINES, Cell, cells_of, errors, machine, parse, predict, read_rows
 from simpar.evidence.collective_stages import fit_network, fit_pipelines
-from simpar.evidence.collectives import CollectiveReport, validate_collectives
-from simpar.evidence.commands import collectives as run
+from simpar.evidence.collectives import CollectiveReport, run, validate_collectives
+from simpar.evidence.expert_kernels import expert_rows
 from simpar.evidence.fit_collectives import exchanges, pipeline
-from simpar.evidence.kernel_rows import expert_rows
 from simpar.evidence.robust import Parameter, minimise
 from simpar.specs.base import data_dir
 from simpar.specs.hardware import profile_names

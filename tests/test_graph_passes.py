@@ -27,7 +27,7 @@ from simpar.parallel.work import AttentionWork, Collective, ExpertExchange, Grou
 from simpar.specs.framework_policies import Kernels
 from simpar.specs.model import TransformerSpec
 from simpar.specs.models_io import load_model
-from simpar.specs.recompute_modules import MODULES
+from simpar.specs.plan import MODULES
 
 TOKENS = 4096
 PLAN = KernelPlan()

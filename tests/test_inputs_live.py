@@ -30,8 +30,8 @@ from simpar.planning.solve import Solver
 from simpar.planning.to_json import report_json
 from simpar.schedules import SCHEDULES
 from simpar.specs.optimizers import KINDS
+from simpar.specs.plan import MODULES
 from simpar.specs.planfile import PlanFile, make_plan
-from simpar.specs.recompute_modules import MODULES
 from simpar.specs.scenario import Scenario, make_scenario
 from simpar.step import simulate
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.cli import main
-from simpar.costs.collective_geometry import packed
+from simpar.costs.collective_law import packed
 from simpar.costs.collectives import CollectiveModel
 from simpar.errors import InputError
 from simpar.interop import nccl_tests, nccl_xml, nvidia_topo, slurm

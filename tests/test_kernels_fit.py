@@ -12,7 +12,7 @@ from simpar.costs.kernel_choice import fitted
 from simpar.costs.kernels import KernelModel
 from simpar.errors import InputError
 from simpar.evidence import fit, fit_gemm, fit_kernels
-from simpar.evidence.kernel_errors import bands, halves
+from simpar.evidence.kernel_law import bands, halves
 from simpar.evidence.kernel_tables import Source, attention_name, column_source, columns, gemm_name, profile_of
 from simpar.evidence.robust import soft_l1
 from simpar.parallel.work import Gemm

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from simpar.evidence.priors import priors, shares
-from simpar.evidence.run_files import as_stored
 from simpar.evidence.run_rows import read_rows, run_of
+from simpar.evidence.run_type import as_stored
 from simpar.evidence.runs import validate_runs
 from simpar.specs.base import stored_runs
 from simpar.specs.open_values import PRIORS, is_open

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simpar.costs.gemm_alignment import ODD_ROWS, unaligned
+from simpar.costs.compute import ODD_ROWS, unaligned
 from simpar.costs.kernels import KernelModel
 from simpar.model.network import padded_vocabulary
 from simpar.parallel.keys import Send

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from simpar.evidence.row_recompute import recompute_of
+from simpar.evidence.row_layers import recompute_of
 from simpar.evidence.run_rows import run_of
 from simpar.parallel.work import AttentionWork
 from simpar.specs.framework import framework

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from simpar.evidence.row_encoder import encodes
 from simpar.evidence.row_framework import dropout_of, framework_of
-from simpar.evidence.row_model import model_of
+from simpar.evidence.row_model import encodes, model_of
 from simpar.evidence.run_rows import run_of
 from simpar.graph.attention_kernels import score_parts
 from simpar.graph.kernel_types import KernelPlan

@@ -19,11 +19,10 @@ from simpar.graph.kernels import kernels
 from simpar.parallel.layout import Layout
 from simpar.parallel.work import AttentionWork
 from simpar.specs.calibration import Constant, calibrated_by
+from simpar.specs.counts import split_by_cost
 from simpar.specs.framework import NEWEST, POLICY_OF, framework, framework_names, month_of
-from simpar.specs.framework_releases import RELEASES
+from simpar.specs.framework_releases import ALIASES, RELEASES
 from simpar.specs.framework_rows import FRAMEWORKS
-from simpar.specs.framework_words import ALIASES
-from simpar.specs.layer_split import split_by_cost
 from simpar.specs.losses import loss_of
 from simpar.specs.scenario import make_scenario
 from simpar.step import cost_models, prepare

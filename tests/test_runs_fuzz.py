@@ -24,8 +24,8 @@ from simpar.evidence.row_values import COUNTS, FLAGS, MEASURED, TEXTS, read_valu
 from simpar.evidence.run_rows import run_of
 from simpar.evidence.runs import FAULT, validate_runs
 from simpar.schedules import SCHEDULES
+from simpar.specs.framework_releases import ALIASES
 from simpar.specs.framework_rows import FRAMEWORKS
-from simpar.specs.framework_words import ALIASES
 
 DENSE: dict[str, Any] = {
     "id": "dense", "source": "somewhere", "source_version": "2025-03", "task": "pretrain", "model_name": "Llama-8B",

@@ -106,15 +106,15 @@ def test_shard_grad_op_shards_weights_too(fsdp: str | None, stage: int | None, e
 )  # fmt: skip
 def test_boards_without_their_links_meet_over_pcie(text: str, slower: bool) -> None:
     given = {"gpu": "H100 80GB HBM3", "n_gpus": 4, "gpus_per_node": 8, "interconnect": text}
-    assert machine_of(given).cluster.get("scale_up_bandwidth_scale") == (pytest.approx(63 / 450) if slower else None)
-    assert "scale_up_bandwidth_scale" not in machine_of({**given, "gpu": "RTX 3090", "interconnect": "no NVLink"}).cluster
+    assert machine_of(given)[0].get("scale_up_bandwidth_scale") == (pytest.approx(63 / 450) if slower else None)
+    assert "scale_up_bandwidth_scale" not in machine_of({**given, "gpu": "RTX 3090", "interconnect": "no NVLink"})[0]
 
 
 def test_a_rate_alone_is_a_node_of_one_gpu() -> None:
     given = {"gpu": "A10", "n_gpus": 4, "gpus_per_node": 1, "interconnect": "Ethernet 24.6 Gbps (eth0)"}
-    cluster = machine_of(given).cluster
+    cluster = machine_of(given)[0]
     assert cluster["nics_per_node"] * cluster["nic_bandwidth_scale"] == pytest.approx(0.246)
-    assert "nic_bandwidth_scale" not in machine_of({**given, "n_gpus": 16, "gpus_per_node": 8}).cluster
+    assert "nic_bandwidth_scale" not in machine_of({**given, "n_gpus": 16, "gpus_per_node": 8})[0]
 
 
 def test_published_code_of_small_models() -> None:

@@ -15,12 +15,11 @@ from simpar.evidence.predicted import predict
 from simpar.evidence.row_complete import completed
 from simpar.evidence.row_experts import chosen_freely, routing_of
 from simpar.evidence.row_framework import FRAMEWORK_PATTERNS, NEAREST, attention_of, framework_of, month_of_row, precision_of
+from simpar.evidence.row_layers import RECOMPUTE_MODULES, layout_of, parse_layout, recompute_of
 from simpar.evidence.row_machine import MACHINES, USUAL_BOARDS, CannotExpress, machine_of, node_gigabits
 from simpar.evidence.row_model import model_of
 from simpar.evidence.row_open import USUAL
 from simpar.evidence.row_plan import SCHEDULE_PATTERNS
-from simpar.evidence.row_recompute import RECOMPUTE_MODULES, recompute_of
-from simpar.evidence.row_stages import layout_of, parse_layout
 from simpar.evidence.run_rows import measured_of, read_runs, run_of
 from simpar.evidence.spread import predict_run
 from simpar.model.ledger import total_parameters
@@ -93,7 +92,7 @@ def test_every_machine_rule_names_a_profile(rule: Any) -> None:
     ],
 )
 def test_machines(changes: dict[str, Any], profile: str, cluster: dict[str, int]) -> None:
-    found = machine_of(row(**changes)).cluster
+    found = machine_of(row(**changes))[0]
     assert found["hardware"] == profile
     assert {key: found.get(key) for key in cluster} == cluster
 
@@ -288,7 +287,7 @@ def test_precision_of_a_gpu_without_bf16() -> None:
     ],
 )  # fmt: skip
 def test_names_of_gpus(changes: dict[str, Any], profile: str) -> None:
-    assert machine_of(row(**{"gpu_mem_gb": None, **changes})).cluster["hardware"] == profile
+    assert machine_of(row(**{"gpu_mem_gb": None, **changes}))[0]["hardware"] == profile
 
 
 @pytest.mark.parametrize(
@@ -296,7 +295,7 @@ def test_names_of_gpus(changes: dict[str, Any], profile: str) -> None:
     [("A10G", None), ("A10G 24GB", None), ("GH200 480GB", None), ("NVIDIA GH200 480GB", None), ("A100-PCIE-40GB", 0.505)],
 )
 def test_memory_in_a_gpu_s_name(gpu: str, scale: float | None) -> None:
-    found = machine_of(row(gpu=gpu, gpu_mem_gb=None)).cluster.get("memory_scale")
+    found = machine_of(row(gpu=gpu, gpu_mem_gb=None))[0].get("memory_scale")
     assert found == (None if scale is None else pytest.approx(scale, rel=1e-2))
 
 
@@ -769,14 +768,14 @@ def test_weights_that_stay_gathered(fsdp: str, reshards: bool | None) -> None:
 
 
 def test_a_part_with_other_memory_is_scaled() -> None:
-    cluster = machine_of(row(gpu="A100", gpu_mem_gb=64, gpus_per_node=8)).cluster
+    cluster = machine_of(row(gpu="A100", gpu_mem_gb=64, gpus_per_node=8))[0]
     memory = load_hardware(cluster["hardware"]).gpu.memory.value * cluster["memory_scale"]
     assert memory == pytest.approx(64 * 2**30)
 
 
 @pytest.mark.parametrize("gpu", ["A100", "H100"])
 def test_parts_with_four_stacks_have_less_bandwidth_too(gpu: str) -> None:
-    cluster = machine_of(row(gpu=gpu, gpu_mem_gb=64, gpus_per_node=4)).cluster
+    cluster = machine_of(row(gpu=gpu, gpu_mem_gb=64, gpus_per_node=4))[0]
     assert cluster["hardware"] == f"hgx-{gpu.lower()}-4gpu-64gb"
     assert "memory_scale" not in cluster
     usual = load_hardware("dgx-h100" if gpu == "H100" else "dgx-a100-80gb").gpu
@@ -952,15 +951,6 @@ RATE_ALONE: dict[str, Any] = {
     "framework_version": "2025-02", "layers": 4, "seq_len": 2048, "micro_batch": None, "global_batch": None, "step_time_s": None,
     "tokens_per_s_per_gpu": 4096.0,
 }  # fmt: skip
-
-
-def test_a_scenario_of_a_row_states_what_it_has_and_may_leave_out_what_has_a_default() -> None:
-    table = {
-        "model": "llama3.1-8b", "framework": "transformers", "cluster": {"hardware": "dgx-b200", "num_nodes": 1}, "plan": {"dp": 8},
-        "training": {"sequence_length": 1024, "global_batch_size": 64, "micro_batch_size": 8},
-    }  # fmt: skip
-    run = run_of({"id": "x", "scenario": table, "step_time_s": 0.6})
-    assert (run.skipped, run.open_facts) == ("", ("plan.recompute",))
 
 
 def test_a_rate_without_a_batch_is_that_of_the_micro_batch_that_its_memory_tells() -> None:

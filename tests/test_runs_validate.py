@@ -233,7 +233,7 @@ def test_wrong_input_is_one_message(tmp_path: Path, content: bytes, where: list[
 
 
 def test_a_page_that_cannot_be_written_is_told_before_the_work(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simpar.evidence.commands.validate_runs", lambda *_, **__: pytest.fail("simulated first"))
+    monkeypatch.setattr("simpar.evidence.runs.validate_runs", lambda *_, **__: pytest.fail("simulated first"))
     (tmp_path / "file").write_text("")
     for place, message in ((tmp_path, "is a folder"), (tmp_path / "file" / "out.html", "is a file, not a folder")):
         with pytest.raises(InputError, match=message):

@@ -9,9 +9,9 @@ import pytest
 from simpar.evidence.row_adapters import adapters_of
 from simpar.evidence.row_complete import completed
 from simpar.evidence.row_framework import attention_of, framework_of, stated_precision
+from simpar.evidence.row_layers import recompute_of
 from simpar.evidence.row_machine import _named_memory
 from simpar.evidence.row_plan import _fused, _loss, _offload
-from simpar.evidence.row_recompute import recompute_of
 from simpar.evidence.row_values import read_values
 from simpar.specs.framework import framework
 

@@ -159,7 +159,7 @@ def texts(parts: Any) -> str:
 
 
 def test_own_runs_show_measured_predicted_causes_and_factors(bases: Bases, answers: Answers) -> None:
-    from simpar.api.own_run import own_run
+    from simpar.api.sites import own_run
 
     rows: Sequence[dict[str, Any]] = [{"step_time_s": seconds} for seconds in (18.1, 18.2, 18.0)]
     table = of_query(SMALL, bases).table(bases)

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 import simpar
 from simpar.cli.app import app
 from simpar.errors import InputError
-from simpar.evidence.own_rows import run_at
 from simpar.evidence.predicted import AtSite, predict, predict_at
+from simpar.evidence.run_rows import run_of
 from simpar.evidence.spread import predict_run
 from simpar.model.kind import kind_of
 from simpar.parallel.keys import Gather, OptimizerStep
@@ -170,7 +170,7 @@ def test_open_facts_are_marginalised(rows: list[dict[str, Any]]) -> None:
     said = table("open", 2, {"tp": 2, "recompute": "full"})
     opened = {**said, "plan": {**said["plan"], "recompute": {"any_of": ["none", "full"]}}}
     unclear = {**row(said), "scenario": opened}
-    found = observe(run_at(unclear, "open"))
+    found = observe(run_of(unclear, "open"))
     assert isinstance(found, Observed)
     assert len(found.lines) == 2
     with_it, without = simpar.adapt([*rows[:4], unclear]), simpar.adapt(rows[:4])
@@ -178,7 +178,7 @@ def test_open_facts_are_marginalised(rows: list[dict[str, Any]]) -> None:
 
 
 def test_lines_say_what_the_simulator_says(learned: simpar.SiteResult) -> None:
-    run = observe(run_at({"id": "f", "scenario": TABLES[5], "step_time_s": 1.0}, "f"))
+    run = observe(run_of({"id": "f", "scenario": TABLES[5], "step_time_s": 1.0}, "f"))
     assert isinstance(run, Observed)
     (seconds,), _ = learned.details.posterior.predict(evidence_of([run]))
     assert seconds == pytest.approx(predict_at(learned.site, make_scenario(TABLES[5])).step_time_s, rel=0.01)
@@ -335,7 +335,7 @@ def test_a_site_settles_open_facts() -> None:
 
     assert recomputes(None) == recomputes(elsewhere) == pytest.approx(0.5, abs=0.05)
     assert recomputes(ours) == pytest.approx(0.95, abs=0.01)
-    run = run_at({"id": "a", "scenario": given, "step_time_s": 1.0}, "a")
+    run = run_of({"id": "a", "scenario": given, "step_time_s": 1.0}, "a")
     plain, there = (predict_run(run, predictor)[0].step_time_s for predictor in (predict, AtSite(ours)))
     assert there > 1.05 * plain
 

@@ -406,8 +406,8 @@ def test_runs_with_rows_of_scales_and_power_limits_are_told() -> None:
     assert precision_of({"precision": "fp8 rowwise + bf16"}, (2025, 6))[0] == "fp8-rowwise"
     assert precision_of({"precision": "fp8 (float8 tensorwise linear, fp8 all-gather) + bf16"}, (2024, 12))[0] == "fp8"
     row = {"gpu": "B200", "n_gpus": 8, "gpus_per_node": 8, "gpu_mem_gb": 180}
-    assert machine_of({**row, "notes": "power limited B200"}).cluster["hardware"] == "dgx-b200-750w"
-    assert machine_of(row).cluster["hardware"] == "dgx-b200"
+    assert machine_of({**row, "notes": "power limited B200"})[0]["hardware"] == "dgx-b200-750w"
+    assert machine_of(row)[0]["hardware"] == "dgx-b200"
     limited, full = KernelModel(load_hardware("dgx-b200-750w")), KernelModel(load_hardware("dgx-b200"))
     assert limited.gemm(Gemm(8192, 8192, 8192)).seconds > full.gemm(Gemm(8192, 8192, 8192)).seconds
 

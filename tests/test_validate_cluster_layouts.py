@@ -14,7 +14,7 @@ from engine_programs import prices, programs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simpar.costs.collective_points import MeasuredTimes
+from simpar.costs.collectives import MeasuredTimes
 from simpar.costs.kernels import KernelModel
 from simpar.engine import discrete_event, host_ranks
 from simpar.live.cluster_compare import Measured, compare, read_runs

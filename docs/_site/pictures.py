@@ -132,8 +132,8 @@ def search_picture() -> str:
 
 def family_of(framework: str) -> str:
     """The framework that another one is built on, all the way down."""
+    from simpar.specs.framework_releases import ALIASES
     from simpar.specs.framework_rows import FRAMEWORKS
-    from simpar.specs.framework_words import ALIASES
 
     name = ALIASES.get(framework, framework)
     while FRAMEWORKS[name][0]:

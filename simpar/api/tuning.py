@@ -22,7 +22,7 @@ import numpy as np
 from simpar.api.scenarios import Source, raw_table
 from simpar.boundary import read_json, read_text
 from simpar.errors import InputError, Violation
-from simpar.evidence.own_rows import run_at
+from simpar.evidence.run_rows import run_of
 from simpar.interop.export import export_files, launcher, write_files
 from simpar.interop.scenario_text import scenario_table, table_text
 from simpar.model.kind import kind_of
@@ -315,7 +315,7 @@ def _outcome(trial: Trial, state: Tuning, home: Path) -> Trial | None:
     common = (trial.number, trial.layout, trial.worth, trial.expected_s)
     if row.get("failed") or row.get("oom"):
         return Trial(*common, failed=str(row.get("failed") or "out of memory"))
-    seconds = run_at({**row, "scenario": raw, "id": trial.folder}, trial.folder).measured.step_time_s
+    seconds = run_of({**row, "scenario": raw, "id": trial.folder}, trial.folder).measured.step_time_s
     if not seconds:
         raise InputError(f"{folder}: run.json does not say how long a step took; a JSON line with step_time_s will do")
     return Trial(*common, measured_s=float(seconds))
@@ -345,4 +345,4 @@ def _learn(state: Tuning) -> None:
     tables = {candidate.name: raw for candidate, raw in state.candidates}
     rows = [{"id": t.folder, "scenario": tables[t.layout], "step_time_s": t.measured_s} for t in state.trials if t.measured_s]
     if rows:
-        write_site(adapt([run_at(row, str(row["id"])) for row in rows], name=state.folder.name).site, state.folder / "site.toml")
+        write_site(adapt([run_of(row, str(row["id"])) for row in rows], name=state.folder.name).site, state.folder / "site.toml")

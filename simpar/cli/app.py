@@ -10,22 +10,15 @@ from typing import Annotated
 import typer
 
 from simpar.cli import terminal
-from simpar.cli.calibrate import calibrate
-from simpar.cli.constants import constants
-from simpar.cli.export import export
-from simpar.cli.imports import import_app
-from simpar.cli.models import models_app
+from simpar.cli.files import export, import_app
 from simpar.cli.new import new
 from simpar.cli.options import FILES, MEASURE, PREDICT, SEARCH, SHIPPED
-from simpar.cli.plan import plan
-from simpar.cli.profiles import profiles_app
 from simpar.cli.runs import run_app
-from simpar.cli.scenarios import scenarios_app
-from simpar.cli.search import improve, search
-from simpar.cli.serve import serve
+from simpar.cli.search import improve, plan, search
+from simpar.cli.shipped import constants, models_app, profiles_app, scenarios_app
 from simpar.cli.site import adapt, tune
-from simpar.cli.step import compare, explain, simulate, topology, trace_diff
-from simpar.cli.validate import validate_app
+from simpar.cli.step import compare, explain, serve, simulate, topology, trace_diff
+from simpar.cli.validate import calibrate, validate_app
 
 EXIT_CODES = (
     "Exit codes: 0 done; 1 a prediction outside its tolerance, a layout that does not fit, or nothing feasible; 2 bad input; "

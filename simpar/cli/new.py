@@ -107,20 +107,12 @@ def _asked(given: RunOptions) -> RunOptions:
     from simpar.specs.models_io import load_model
     from simpar.specs.options import RunOptions
 
-    def check_model(text: str) -> str:
-        load_model(text)
-        return text
+    def read_by(reader: Callable[[str], object]) -> Callable[[str], str]:
+        return lambda text: (reader(text), text)[1]
 
-    def check_hardware(text: str) -> str:
-        read_profile(text, constants=False)
-        return text
-
-    def check_framework(text: str) -> str:
-        framework_of(text)
-        return text
-
-    model = given.model or _answer("Model (a preset, or the path of a config.json)", "llama3.1-8b", check_model)
-    hardware = given.hardware or _answer("Machine (`simpar profiles` lists them)", "dgx-h100", check_hardware)
+    model = given.model or _answer("Model (a preset, or the path of a config.json)", "llama3.1-8b", read_by(load_model))
+    machine = read_by(lambda text: read_profile(text, constants=False))
+    hardware = given.hardware or _answer("Machine (`simpar profiles` lists them)", "dgx-h100", machine)
     nodes = given.num_nodes
     if nodes is None and given.num_gpus is None:
         nodes = _answer("Number of machines", "1", _count)
@@ -129,7 +121,7 @@ def _asked(given: RunOptions) -> RunOptions:
     if sequence is None and isinstance(spec, TransformerSpec):
         sequence = _answer("Sequence length, tokens", str(min(spec.max_position_embeddings or 4096, 8192)), _count)
     batch = given.global_batch or _answer("Global batch, sequences per step", str(16 * (nodes or 1)), _count)
-    framework = given.framework or _answer("Framework", "megatron-core", check_framework)
+    framework = given.framework or _answer("Framework", "megatron-core", read_by(framework_of))
     return RunOptions(model, hardware, nodes, sequence, batch, framework, given.num_gpus)
 
 

@@ -1,4 +1,4 @@
-"""Commands about one training step: simulate, compare, explain, diff, topology."""
+"""Commands about one training step: simulate, compare, explain, diff, topology, and serve, which shows it in a browser."""
 
 from __future__ import annotations
 
@@ -32,6 +32,9 @@ from simpar.cli.options import (
 
 if TYPE_CHECKING:
     from simpar.specs.scenario import Scenario
+
+
+from simpar.cli.options import scenario_completion
 
 
 def simulate(
@@ -221,3 +224,21 @@ def topology(
 
     for cluster in clusters:
         show(topology_report(*cluster))
+
+
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen at; any but 127.0.0.1 opens it to the network.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 = any free one.")] = 8050,
+    scenario: Annotated[
+        Path | None,
+        typer.Option(help="A scenario to start from: a file of your own, or a name.", autocompletion=scenario_completion),
+    ] = None,
+    site: SiteOption = None,
+) -> None:
+    """A local page to change model, cluster and layout and see what follows."""
+    from simpar.api.sites import own_run
+    from simpar.interop.megatron import launch_script
+    from simpar.report.serve.app import serve as run_page
+    from simpar.specs.catalog import scenario_path
+
+    run_page(host, port, scenario and scenario_path(scenario), launch_script, site, own_run)

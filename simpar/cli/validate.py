@@ -1,4 +1,4 @@
-"""The commands `simpar validate ...`: predictions compared with measurements."""
+"""Measurements: `simpar validate ...` compares predictions with them, `simpar calibrate` makes them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def validate(
 ) -> None:
     """Every published case, predicted and measured; in a checkout a full run writes validation/RESULTS.md."""
     if ctx.invoked_subcommand is None:
-        from simpar.evidence.commands import cases
+        from simpar.evidence.results_md import validate_cases
 
-        raise typer.Exit(cases(as_json, only=tuple(only or ())))
+        raise typer.Exit(validate_cases(as_json, only or ()))
 
 
 DataOption = Annotated[Path | None, typer.Option("--data", help="Measured data; without it, those that come with simpar.")]
@@ -42,9 +42,9 @@ def validate_kernels(data: DataOption = None, as_json: JsonOption = False) -> No
 @validate_app.command("collectives")
 def validate_collectives(data: DataOption = None, as_json: JsonOption = False) -> None:
     """Measured collectives against their prices."""
-    from simpar.evidence.commands import collectives
+    from simpar.evidence.collectives import run
 
-    raise typer.Exit(collectives(data, as_json))
+    raise typer.Exit(run(data, as_json))
 
 
 @validate_app.command("cluster")
@@ -109,13 +109,17 @@ def validate_runs(
     site: SiteOption = None,
 ) -> None:
     """Measured training runs against their simulation."""
-    from simpar.evidence.commands import runs
+    from simpar.evidence.predicted import AtSite, predict
     from simpar.evidence.report_runs import print_report
+    from simpar.evidence.runs import validate_runs as validated
     from simpar.output import check_writable, write_page
+    from simpar.specs.base import stored_runs
+    from simpar.specs.site import read_site
 
     if html is not None:
         check_writable(html, "--html")  # now, not after minutes of simulation
-    report = runs(data, where or [], site)
+    predictor = predict if site is None else AtSite(read_site(site))
+    report = validated(data or stored_runs(), where or (), predictor=predictor, progress=True)
     if html is not None:
         from simpar.report.runs_view import runs_page
 
@@ -171,3 +175,30 @@ def validate_rank(
     else:
         show(rank_report(found))
     raise typer.Exit(found.exit_code)
+
+
+def calibrate(
+    out: Annotated[Path | None, typer.Option(help="The hardware profile to write, TOML.")] = None,
+    budget: Annotated[str, typer.Option(help="Time for all measurements.")] = "120s",
+    resume: Annotated[Path | None, typer.Option(help="Continue this .jsonl of an earlier run.")] = None,
+    base: Annotated[str, typer.Option(help="Shipped profile to start from; empty = the nearest.")] = "",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    threads: Annotated[int, typer.Option(help="Of each process on a CPU.")] = 1,
+    timeout: Annotated[str, typer.Option(help="Longest wait for another rank.")] = "60s",
+    tiny: Annotated[bool, typer.Option("--tiny", help="Small sizes, to try the command.")] = False,
+    shapes: Annotated[Path | None, typer.Option(help="Measure what this JSON lists (validate cluster writes it).")] = None,
+) -> None:
+    """Measure this machine and write its hardware profile; under torchrun also its collectives."""
+    from simpar.errors import InputError
+    from simpar.host import leave
+    from simpar.live.calibrate import Options, checked, run, seconds
+    from simpar.live.store import CalibrationError
+
+    try:
+        asked = Options(
+            out, seconds(budget), base=base, device=device, threads=threads, timeout_s=seconds(timeout), tiny=tiny, shapes=shapes
+        )
+        options = checked(asked, resume)
+    except CalibrationError as error:
+        raise InputError(str(error)) from None
+    leave(run(options))

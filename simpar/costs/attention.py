@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.costs.compute import waves_cost
+from simpar.costs.gemm_tiles import Array
 from simpar.specs.kernel_constants import AttentionConstants
 
-Array = NDArray[np.float64]
 SMALL_HEAD: Final = 96
 HOT_S: Final = 4.5e-3
 """Length of a pass from which the power cap begins to slow it; twice as long is slowed in full."""

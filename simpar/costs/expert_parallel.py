@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import exp, gcd, lgamma, log2
 
-from simpar.costs.collective_geometry import Geometry
+from simpar.costs.collective_law import Geometry
 from simpar.specs.collective_constants import ExpertConstants
 
 DISPATCHERS = ("alltoall", "deepep", "hybridep")

@@ -12,7 +12,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from simpar.costs.gemm_tiles import Array
+
 SMALLEST: Final = 512.0
 """First node of every axis and edge of the fitted region."""
 NODES: Final = (7, 8, 8)

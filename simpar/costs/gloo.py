@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from math import ceil, log2
 
-from simpar.costs.collective_geometry import Geometry
-from simpar.costs.collective_law import Law
+from simpar.costs.collective_law import Geometry, Law
 from simpar.costs.nccl import traffic
 from simpar.specs.hardware import HardwareProfile
 

@@ -11,7 +11,7 @@ from simpar.costs.gloo import check_seconds
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.expert import fixes_tokens
 from simpar.parallel.layout import Layout
-from simpar.specs.framework_pipeline import Pipeline
+from simpar.specs.framework_run import Pipeline
 from simpar.specs.hardware import USUAL_X86
 
 PASS_SHARE = {"F": 1 / 3, "B": 2 / 3}

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from simpar.costs.attention import AttentionShapes, attention_seconds, head_constants
-from simpar.costs.kernel_choice import Resolved, band_at, pick_attention
+from simpar.costs.kernel_choice import Resolved, band_at, banded, pick_attention
 from simpar.costs.memory_bound import SM_CLOCK_HZ
 from simpar.costs.price import Price, Provenance
 from simpar.parallel.work import AttentionWork, Gemm, Implementation
@@ -238,9 +238,9 @@ def _banded(model: Model, call: AttentionWork, own: AttentionConstants, kernel: 
     spread = math.hypot(extra, BACKWARD_SPREAD if factor != 1.0 else 0.0)
     exact = own.kernel == kernel
     bands = own.bands if call.sequence_kv >= SMALL_SEQUENCE else own.bands_small or own.bands
-    low, high = band_at(bands, flops, math.hypot(spread, 0.0 if exact else 0.1))
+    band = band_at(bands, flops, math.hypot(spread, 0.0 if exact else 0.1))
     provenance = standing if exact else Provenance.SCALED
-    return Price(seconds, seconds * min(low, 1.0), seconds * max(high, 1.0), provenance, (("attention", seconds),))
+    return banded(seconds, band, provenance, (("attention", seconds),))
 
 
 SCORE_BYTES: Final = {("forward", False): (8.0, 2), ("backward", False): (12.0, 3), ("forward", True): (16.0, 3),

@@ -13,13 +13,25 @@ from functools import lru_cache
 from typing import Any, Concatenate, Final, Generic, ParamSpec, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.costs import kernel_attention
-from simpar.costs.compute import GemmShapes, cast_seconds, gemm_seconds
-from simpar.costs.gemm_alignment import unaligned
-from simpar.costs.kernel_choice import DERIVED_SPREAD, PROMOTED, ROWWISE_SHARE, Resolved, band_at, dtype_key, pick_gemm, resolve
-from simpar.costs.kernel_points import band_arrays, banded, between, measured, measured_memory
+from simpar.costs.compute import GemmShapes, cast_seconds, gemm_seconds, unaligned
+from simpar.costs.gemm_tiles import Array
+from simpar.costs.kernel_choice import (
+    DERIVED_SPREAD,
+    PROMOTED,
+    ROWWISE_SHARE,
+    Resolved,
+    band_arrays,
+    band_at,
+    banded,
+    between,
+    dtype_key,
+    measured,
+    measured_memory,
+    pick_gemm,
+    resolve,
+)
 from simpar.costs.memory_bound import (
     BEST_SHARE,
     CLASS_SPREAD,
@@ -37,7 +49,6 @@ from simpar.specs.calibration import RunCalibration
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.kernel_constants import DirectionConstants, GemmConstants, GroupedConstants, MeasuredPoint
 
-Array = NDArray[np.float64]
 P = ParamSpec("P")
 DIRECTION_SPREAD: Final = 0.03
 SMALL_GEMM: Final = 512

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import inf, log2
 
-from simpar.costs.collective_geometry import Geometry
-from simpar.costs.collective_law import Law, fill
+from simpar.costs.collective_law import Geometry, Law, fill
 from simpar.specs.collective_constants import NetworkConstants, NvlsConstants, ScaleUpConstants
 
 REDUCTIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")

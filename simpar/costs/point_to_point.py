@@ -6,8 +6,7 @@ drives its NIC (busbw = NIC (n-1)/(n-g), g ranks a domain: measured on 2 and 4 n
 
 from __future__ import annotations
 
-from simpar.costs.collective_geometry import Geometry
-from simpar.costs.collective_law import Law, fill
+from simpar.costs.collective_law import Geometry, Law, fill
 from simpar.specs.collective_constants import NetworkConstants, ScaleUpConstants
 
 PEER_TO_PEER = ("send_recv", "all_to_all", "gather", "scatter")

@@ -9,7 +9,7 @@ from typing import TypeVar, cast
 import numpy as np
 
 from simpar.costs.collective_defaults import published_network, published_scale_up
-from simpar.evidence.collective_cells import LARGE, Cell, Harnesses, Key, errors, predict
+from simpar.evidence.collective_rows import LARGE, Cell, Harnesses, Key, errors, predict
 from simpar.evidence.robust import Array, Parameter, minimise, nested
 from simpar.specs.collective_constants import NetworkConstants, ScaleUpConstants
 

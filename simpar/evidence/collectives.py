@@ -5,14 +5,18 @@ Understands the tables of measured collectives (nccl-tests columns) and of DeepE
 
 from __future__ import annotations
 
+import json
+import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from rich.console import Console
+from rich.table import Table
 
 from simpar.boundary import read_records, reader
 from simpar.costs.collective_defaults import shipped
@@ -20,10 +24,13 @@ from simpar.costs.collectives import CollectiveModel
 from simpar.costs.price import Price
 from simpar.errors import InputError
 from simpar.evidence.collective_rows import Row, harness_costs, parse
-from simpar.evidence.kernel_rows import KernelRow, expert_rows
-from simpar.evidence.tables import tables
+from simpar.evidence.expert_kernels import KernelRow, expert_rows
+from simpar.evidence.kernel_tables import tables
+from simpar.evidence.report_tables import percent, table_of
+from simpar.output import finite
+from simpar.specs.base import data_dir
 from simpar.specs.hardware import HardwareProfile
-from simpar.statistics import Comparison, Group, summarize
+from simpar.statistics import Comparison, ErrorSummary, Group, summarize
 
 LARGE: Final = 2**20
 DECADES: Final = ((0, "below 64 KiB"), (2**16, "64 KiB - 1 MiB"), (2**20, "1 - 16 MiB"), (2**24, "16 - 256 MiB"),
@@ -189,3 +196,56 @@ def validate_collectives(data: Path) -> CollectiveReport:
         known = "; ".join(", ".join(sorted(columns)) for columns, _ in FORMATS)
         raise InputError(f"{data}: no table of measured collectives; the columns of one are {known}")
     return CollectiveReport(tuple(rows), _groups(rows), time.perf_counter() - start)
+
+
+def _series_table(report: CollectiveReport) -> Table:
+    parts: dict[tuple[str, ...], dict[str, ErrorSummary]] = {}
+    for group in report.groups:
+        if group.by["group"] == "series":
+            key = tuple(str(group.by.get(k)) for k in ("hardware", "nodes", "collective"))
+            parts.setdefault(key, {})[str(group.by["size"])] = group.summary
+    lines = []
+    for key, sizes in sorted(parts.items()):
+        both = sizes["all"]
+        large, small = (sizes[s].mape if s in sizes else None for s in (">=1MiB", "<1MiB"))
+        lines.append((*key, str(both.rows), *map(percent, (large, small, both.bias, both.coverage))))
+    words, head = ("hardware", "nodes", "collective"), ("rows", "≥1 MiB", "<1 MiB", "bias", "covered")
+    return table_of("Collectives: mean |predicted / measured - 1| by series", words, head, lines)
+
+
+def _decade_table(report: CollectiveReport) -> Table:
+    found = {group.by["decade"]: group.summary for group in report.groups if group.by["group"] == "decade"}
+    lines = [
+        (name, str(s.rows), *map(percent, (s.mape, s.median, s.p90, s.bias, s.coverage)))
+        for _, name in DECADES
+        if (s := found.get(name))
+    ]
+    return table_of("By message size", (), ("size", "rows", "mean", "median", "p90", "bias", "covered"), lines)
+
+
+def print_report(report: CollectiveReport) -> None:
+    """Series, size decades and totals on standard output."""
+    console = Console()
+    console.print(_series_table(report))
+    console.print(_decade_table(report))
+    large, small = report.mean_over_series(">=1MiB"), report.mean_over_series("<1MiB")
+    console.print(f"Mean over series, equal weight: {percent(large)} at 1 MiB and more, {percent(small)} below")
+    for reason, count in Counter(row.skipped for row in report.rows if row.skipped).most_common():
+        console.print(f"skipped: {count} x {reason}", markup=False)
+    console.print(f"{len(report.rows)} values in {report.seconds:.1f} s")
+
+
+def run(data: Path | None, as_json: bool = False) -> int:
+    """`simpar validate collectives [--data FILE] [--json]`; exit code 1 past the stated tolerance.
+
+    Without a file: the tables that come with simpar.
+
+    Raises:
+        InputError: see `validate_collectives`.
+    """
+    report = validate_collectives(data or data_dir("validation") / "collectives")
+    if as_json:
+        sys.stdout.write(json.dumps(finite(report.as_json())) + "\n")
+    else:
+        print_report(report)
+    return 0 if report.within_tolerance else 1

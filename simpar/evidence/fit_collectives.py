@@ -18,11 +18,11 @@ import numpy as np
 
 from simpar.costs.collective_defaults import NETWORKS
 from simpar.errors import InputError
-from simpar.evidence.collective_cells import Cell, Harnesses, Key, cells_of, errors, predict, read_rows
-from simpar.evidence.collective_kernels import band, fit_expert
+from simpar.evidence.collective_rows import Cell, Harnesses, Key, cells_of, errors, predict, read_rows
 from simpar.evidence.collective_stages import NO_NETWORK, fit_harnesses, fit_network, fit_pipelines, fit_scale_up
+from simpar.evidence.expert_kernels import band, fit_expert
+from simpar.evidence.kernel_tables import there
 from simpar.evidence.robust import Array
-from simpar.evidence.tables import there
 from simpar.specs.collective_constants import (
     CollectiveConstants,
     CollectiveFit,

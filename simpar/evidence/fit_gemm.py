@@ -1,4 +1,4 @@
-"""GEMM constants from one time column of a measured table."""
+"""GEMM constants from one time column of a measured table, with the residual grid of its library."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.costs.compute import TILE_FIELDS, GemmShapes, compute_seconds, seconds_on
+from simpar.costs.gemm_residual import LARGEST, NODES, corners
 from simpar.costs.gemm_tiles import Geometry, geometry
-from simpar.evidence.fit_residual import fit_grid
-from simpar.evidence.kernel_errors import bands, halves, record
-from simpar.evidence.kernel_law import Law, Rows, where
+from simpar.evidence.kernel_law import Law, Rows, bands, halves, record, where
 from simpar.evidence.kernel_tables import SIZES, Source, Table, core, measured_rows
-from simpar.evidence.robust import Prior
+from simpar.evidence.robust import Array, Prior
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.kernel_constants import GemmConstants
 
-Array = NDArray[np.float64]
 CAST_COLUMNS = 2048.0
 """Columns of a row that vLLM's per-token cast takes in one pass (steps of its time at 2048 and 4096)."""
 FEWEST_ROWS = 200
@@ -163,3 +161,39 @@ def _held_out(law: Law[GemmConstants], rows: Products, mask: NDArray[np.bool_], 
         logs[half] = law.errors(other, own)
         better[half] = law.errors(_with_grid(law, other, where(~half, rows)), own)
     return logs, better
+
+
+SMOOTH = 0.1
+"""Weight of the squared difference of neighbouring nodes, in rows."""
+SHRINK = 0.1
+"""Weight of the squared value of a node, in rows."""
+SCALE = 0.04
+"""Error at which the loss turns linear."""
+STEPS = 8
+
+
+def _roughness() -> Array:
+    nodes = np.arange(np.prod(NODES)).reshape(NODES)
+    found = np.zeros((nodes.size, nodes.size))
+    for axis, count in enumerate(NODES):
+        a, b = (np.take(nodes, range(s, count - 1 + s), axis).ravel() for s in (0, 1))
+        for first, second, sign in ((a, a, 1.0), (b, b, 1.0), (a, b, -1.0), (b, a, -1.0)):
+            np.add.at(found, (first, second), sign)
+    return found
+
+
+def fit_grid(m: Array, n: Array, k: Array, logs: Array) -> tuple[float, ...]:
+    """The grid that takes most of `logs` = log(measured / priced) [rows]; outliers count little."""
+    indices, weights = corners(m, n, k)
+    size = int(np.prod(NODES))
+    pairs = (indices[:, :, None] * size + indices[:, None, :]).ravel()
+    products = weights[:, :, None] * weights[:, None, :]
+    penalty = SMOOTH * _roughness() + SHRINK * np.eye(size)
+    grid: Array = np.zeros(size)
+    for _ in range(STEPS):
+        left = logs - (grid[indices] * weights).sum(1)
+        row = 1.0 / np.sqrt(1.0 + (left / SCALE) ** 2)
+        normal = np.bincount(pairs, (products * row[:, None, None]).ravel(), size * size).reshape(size, size)
+        right = np.bincount(indices.ravel(), (weights * (row * logs)[:, None]).ravel(), size)
+        grid = np.asarray(np.linalg.solve(normal + penalty, right), dtype=float)
+    return tuple(round(float(v), 4) for v in np.clip(grid, -LARGEST, LARGEST))

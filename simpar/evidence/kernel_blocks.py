@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from simpar.costs.attention import AttentionShapes, attention_flops, attention_seconds
 from simpar.costs.compute import GemmShapes
-from simpar.costs.kernel_choice import pick_attention
-from simpar.costs.kernel_points import band_arrays
+from simpar.costs.kernel_choice import band_arrays, pick_attention
 from simpar.costs.kernels import KernelModel
 from simpar.evidence.kernel_law import where
 from simpar.evidence.kernel_tables import (
@@ -29,10 +28,10 @@ from simpar.evidence.kernel_tables import (
     profile_of,
     time_columns,
 )
+from simpar.evidence.robust import Array
 from simpar.specs.kernel_constants import AttentionConstants, GemmConstants
 from simpar.statistics import Comparison
 
-Array = NDArray[np.float64]
 _FAR: Final = 0.1
 """Extra log half width where another library's constants price a column."""
 
@@ -77,18 +76,12 @@ class Block:
         return len(self.measured)
 
     @classmethod
-    def unpriced(cls, what: Named, names: tuple[str, ...], rows: Table) -> Block:
-        """The `measured_rows` of a table, which the columns `names` identify."""
+    def of(cls, what: Named, names: tuple[str, ...], rows: Table, skipped: str) -> Block:
+        """The `measured_rows` of a table, which the columns `names` identify, without a price."""
         count = len(rows["seconds"])
         nothing, zero = np.full(count, np.nan), np.zeros(count)
         shape, lines = {name: rows[name] for name in names}, rows["line"].astype(np.int64)
-        return cls(*what, shape, lines, rows["seconds"], nothing, nothing, nothing, zero, zero.astype(bool))
-
-    def priced(self, c: Constants, own: bool, seconds: Priced, flops: Array, inside: NDArray[np.bool_]) -> Block:
-        """The block with seconds and their ends, by `c`, which is its `own` library's or another's."""
-        predicted, low, high = seconds
-        constants = f"{c.library}/{c.mode}" if own else "default"
-        return replace(self, constants=constants, predicted=predicted, low=low, high=high, flops=flops, core=inside)
+        return cls(*what, shape, lines, rows["seconds"], nothing, nothing, nothing, zero, zero.astype(bool), skipped=skipped)
 
     @property
     def key(self) -> dict[str, str]:
@@ -117,28 +110,30 @@ def kernel_model(gpu: str, library: str | None, sustained: bool) -> KernelModel 
     return None if profile is None else KernelModel(profile, library=library, sustained=sustained)
 
 
-def gemm_blocks(path: Path) -> list[Block]:
+def gemm_blocks(path: Path) -> Iterator[Block]:
     """One block per time column of `gemm_{gpu}_{dtype}.csv`."""
     gpu, dtype = gemm_name(path)
-    names = SIZES["gemm"]
-    table = columns(path, names)
-    found = []
+    table = columns(path, SIZES["gemm"])
     for column in time_columns(table):
-        source = column_source(gpu, dtype, column)
-        what = (f"{path.name}:{column}", "gemm", gpu, source.dtype)
-        rows = measured_rows("gemm", table, column)
-        block = Block.unpriced(what, names, rows)
+        source, rows = column_source(gpu, dtype, column), measured_rows("gemm", table, column)
+        block = Block.of(
+            (f"{path.name}:{column}", "gemm", gpu, source.dtype), SIZES["gemm"], rows, f"no hardware profile for {gpu}"
+        )
         model = kernel_model(gpu, source.library, source.mode == "sustained")
-        if model is None:
-            found.append(replace(block, skipped=f"no hardware profile for {gpu}"))
-            continue
-        m, n, k = block.shape.values()
-        c, _ = model.gemm_set(source.dtype)
-        seconds, low, high = model.gemm_array(GemmShapes(m, n, k, quantize=source.quantized), source.dtype)
-        own = c.library == source.library
-        far = 1.0 if own else np.exp(_FAR)
-        found.append(block.priced(c, own, (seconds, low / far, high * far), 2.0 * m * n * k, core(rows)))
-    return found
+        if model is not None:
+            m, n, k = block.shape.values()
+            c, _ = model.gemm_set(source.dtype)
+            priced = model.gemm_array(GemmShapes(m, n, k, quantize=source.quantized), source.dtype)
+            far = 1.0 if c.library == source.library else np.exp(_FAR)
+            block = _priced(block, c, source.library, (priced[0], priced[1] / far, priced[2] * far), 2.0 * m * n * k, core(rows))
+        yield block
+
+
+def _priced(block: Block, c: Constants, library: str, seconds: Priced, flops: Array, inside: NDArray[np.bool_]) -> Block:
+    """The block with seconds and their ends, by `c`, which is the constants of its own `library` or of another."""
+    predicted, low, high = seconds
+    constants = f"{c.library}/{c.mode}" if c.library == library else "default"
+    return replace(block, constants=constants, predicted=predicted, low=low, high=high, flops=flops, core=inside, skipped="")
 
 
 def _own_attention(model: KernelModel, kernel: str, library: str, *, causal: bool, head_dim: float) -> AttentionConstants | None:
@@ -151,32 +146,24 @@ def _own_attention(model: KernelModel, kernel: str, library: str, *, causal: boo
     return pick_attention(sets, order, causal=causal, head_dim=at, direction="forward", sustained=sustained)
 
 
-def attention_blocks(path: Path) -> list[Block]:
+def attention_blocks(path: Path) -> Iterator[Block]:
     """One block for `attention_[full_]{gpu}_{kernel}_{library}.csv`, with its write of the serving cache."""
     gpu, kernel, library = attention_name(path)
     names = (*SIZES["attention"], "causal")
     every = measured_rows("attention", columns(path, (*names, "us")))
-    found = []
+    model = kernel_model(gpu, None, "sustained" in library)
+    why = f"no hardware profile for {gpu}" if model is None else f"no constants for {kernel} on {gpu}"
     for causal in (True, False):
         rows = where(every["causal"] == causal, every)
         if not len(rows["seconds"]):
             continue
-        block = Block.unpriced((path.name, "attention", gpu, "bf16"), names, rows)
-        model = kernel_model(gpu, None, "sustained" in library)
+        block = Block.of((path.name, "attention", gpu, "bf16"), names, rows, why)
         head_dim = float(np.median(block.shape["d"]))
         c = None if model is None else _own_attention(model, kernel, library, causal=causal, head_dim=head_dim)
-        if model is None or c is None:
-            why = f"no hardware profile for {gpu}" if model is None else f"no constants for {kernel} on {gpu}"
-            found.append(replace(block, skipped=why))
-            continue
-        a = AttentionShapes.of(block.shape)
-        flops, own = attention_flops(a, causal=causal), c.library == library
-        spread = model.resolved.spread if own else _FAR
-        seconds = _banded(c, attention_seconds(c, model.sm_count, a), core(rows), flops, spread)
-        found.append(block.priced(c, own, seconds, flops, core(rows)))
-    return found
-
-
-def _banded(c: Constants, seconds: Array, inside: NDArray[np.bool_], flops: Array, spread: float) -> Priced:
-    low, high = band_arrays(c.bands, c.bands_small, inside, flops, spread)
-    return seconds, seconds * low, seconds * high
+        if model is not None and c is not None:
+            a, inside = AttentionShapes.of(block.shape), core(rows)
+            flops, seconds = attention_flops(a, causal=causal), attention_seconds(c, model.sm_count, a)
+            spread = model.resolved.spread if c.library == library else _FAR
+            low, high = band_arrays(c.bands, c.bands_small, inside, flops, spread)
+            block = _priced(block, c, library, (seconds, seconds * low, seconds * high), flops, inside)
+        yield block

@@ -1,7 +1,8 @@
 """Tables of measured kernels (CSV) as arrays, and what their names say: GPU, library, power mode, dtype.
 
 File names: `gemm_{gpu}_{dtype}.csv`, `attention_[full_]{gpu}_{kernel}.csv`, `simumax_ops.csv`,
-`flash_attention_charts.csv`, `published_{attention,gemm}.csv`, `membound.csv`. Times are in microseconds.
+`flash_attention_charts.csv`, `published_{attention,gemm}.csv`, `membound.csv`. Times are in microseconds. A table may be packed
+as `x.csv.gz`, which readers open by the name without `.gz`.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from numpy.typing import NDArray
 
 from simpar.boundary import read_records
 from simpar.errors import InputError, Violation
+from simpar.evidence.robust import Array
 from simpar.specs.hardware import HardwareProfile, load_hardware, profile_names
 
-Array = NDArray[np.float64]
 Table = dict[str, Array]
 """Column -> values [rows]."""
 PROFILES: Final = {
@@ -154,3 +155,14 @@ def measured_rows(op: str, table: Table, time: str = "us") -> Table:
 def core(rows: Table) -> NDArray[np.bool_]:
     """Rows inside the region that is fitted, and that tolerances are stated for."""
     return np.asarray(np.logical_and.reduce([rows[name] >= least for name, least in CORE.items() if name in rows]))
+
+
+def tables(folder: Path, pattern: str) -> list[Path]:
+    """Files in `folder` whose name, without a `.gz`, matches `pattern`, by that name."""
+    packed = (path.with_suffix("") for path in folder.glob(f"{pattern}.gz"))
+    return sorted({*folder.glob(pattern), *packed})
+
+
+def there(path: Path) -> bool:
+    """Whether the table at `path` is there, packed or not."""
+    return bool(tables(path.parent, path.name))

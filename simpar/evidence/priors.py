@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from simpar.evidence.run_files import is_stored
 from simpar.evidence.run_rows import read_rows
+from simpar.evidence.run_type import is_stored
 from simpar.specs.base import stored_runs
 from simpar.specs.open_values import PRIORS, is_open
 

@@ -6,14 +6,17 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+from collections.abc import Sequence
 from math import inf
 from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
 
-from simpar.evidence.cases import CaseReport, load_cases, run_cases
+from simpar.evidence.cases import CaseReport, chosen_cases, load_cases, run_cases
 from simpar.evidence.constants_md import unseen_lines, write_constants
 from simpar.evidence.report_tables import markdown, percent, table_of
 from simpar.specs.base import checkout_dir, data_dir, read_toml
@@ -146,6 +149,30 @@ def print_cases(report: CaseReport, worse: list[str]) -> None:
     for sentence in worse:
         console.print(f"worse than recorded: {sentence}")
     console.print(f"{len(report.rows)} values in {report.seconds:.1f} s")
+
+
+def validate_cases(as_json: bool = False, only: Sequence[str] = ()) -> int:
+    """`simpar validate`: all published cases, or those chosen; returns the exit code.
+
+    A full run writes validation/RESULTS.md of a checkout. The code is 1 when a case is outside its tolerance or, in a full run,
+    a group is worse than its recorded bound.
+
+    Args:
+        only: groups, or ids of cases.
+
+    Raises:
+        InputError: a file that breaks a rule, or an unknown group or case.
+    """
+    every = load_cases()
+    report = run_cases(chosen_cases(every, only) if only else every, os.cpu_count() or 1, progress=True)
+    worse = [] if only else check_bounds(report)
+    if as_json:
+        sys.stdout.write(json.dumps({**report.as_json(), "worse_than_bound": worse}) + "\n")
+    else:
+        print_cases(report, worse)
+    if not only:
+        write_results(report)
+    return 1 if worse or report.outside else 0
 
 
 def main(arguments: list[str] | None = None) -> int:

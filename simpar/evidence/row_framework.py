@@ -7,9 +7,9 @@ from typing import Final
 
 from simpar.evidence.row_adapters import adapted
 from simpar.evidence.row_values import Row, first_match
-from simpar.specs.framework_conventions import Conventions
 from simpar.specs.framework_releases import NEWEST, Month, month_of
 from simpar.specs.framework_rows import FRAMEWORKS
+from simpar.specs.framework_run import Conventions
 from simpar.specs.hardware import load_hardware
 
 FRAMEWORK_PATTERNS: Final = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from simpar.evidence.row_values import Row
@@ -205,14 +205,6 @@ def _rate(text: str) -> float | None:
     return next((rate for names, rate in _NAMED if re.search(rf"\b(?:{names})", text, re.IGNORECASE)), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """The cluster table of a scenario and what was assumed to get it."""
-
-    cluster: dict[str, Any]
-    notes: list[str] = field(default_factory=list)
-
-
 def chip_name(text: str) -> str:
     """The GPU's name without a leading number, makers' and product lines' names, and a memory at its end.
 
@@ -232,8 +224,8 @@ def _named_memory(text: str) -> int | None:
     return next((size for size in sizes if not (grace and size in (120, 240, 480))), None)
 
 
-def machine_of(row: Row) -> Machine:
-    """The cluster that `row` ran on.
+def machine_of(row: Row) -> tuple[dict[str, Any], list[str]]:
+    """The cluster that `row` ran on, as the table of a scenario, and what was assumed.
 
     Raises:
         CannotExpress: no GPU or no number of them stated, or no profile for it.
@@ -249,9 +241,8 @@ def machine_of(row: Row) -> Machine:
     if profile is None:
         raise CannotExpress(f"no hardware profile for GPU {gpu!r}")
     if own := own_board(row):
-        machine = _cluster({**row, "gpu_mem_gb": None}, own)
-        machine.notes.append(f"board not stated: {own} rather than {profile}, as PyTorch's own machines")
-        return machine
+        cluster, notes = _cluster({**row, "gpu_mem_gb": None}, own)
+        return cluster, [*notes, f"board not stated: {own} rather than {profile}, as PyTorch's own machines"]
     return _cluster(row, profile)
 
 
@@ -276,7 +267,7 @@ def _matches(rule: MachineRule, gpu: str, text: str, memory: float | None, row: 
     return re.fullmatch(rule.gpu, gpu, re.IGNORECASE) is not None and stated and per_node and named
 
 
-def _cluster(row: Row, profile: str) -> Machine:
+def _cluster(row: Row, profile: str) -> tuple[dict[str, Any], list[str]]:
     hardware = load_hardware(profile)
     per_node = hardware.gpus_per_node
     gpus = int(row["n_gpus"])
@@ -295,7 +286,7 @@ def _cluster(row: Row, profile: str) -> Machine:
     if 0 < (domain := row.get("domain_size") or (int(pieces[1]) if pieces else 0)) < hardware.domain_size:
         cluster["domain_size"] = domain
     cluster |= _memory(row, hardware, notes) | _links(row, hardware, notes)
-    return Machine(cluster, notes)
+    return cluster, notes
 
 
 def _network(row: Row, hardware: HardwareProfile, notes: list[str]) -> dict[str, Any]:

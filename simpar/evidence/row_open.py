@@ -47,14 +47,7 @@ def open_facts(row: Row, table: Mapping[str, Any]) -> tuple[str, ...]:
         "training.routing": untrained(row) and int(plan.get("ep") or 1) > 1,
         "training.cuda_graphs": row.get("cuda_graphs") is None and bool(table["training"].get("cuda_graphs")),
     }
-    own = row.get("scenario")
-    return tuple(path for path, missing in left_open.items() if missing and not (isinstance(own, Mapping) and _says(own, path)))
-
-
-def _says(table: Mapping[str, Any], path: str) -> bool:
-    """Whether a row's own scenario has the field at `path`."""
-    section, _, key = path.partition(".")
-    return key in (table.get(section) or {})
+    return tuple(path for path, missing in left_open.items() if missing)
 
 
 def with_sets(table: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:

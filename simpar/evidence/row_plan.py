@@ -9,9 +9,8 @@ from simpar.evidence.row_adapters import adapted, adapters_of
 from simpar.evidence.row_complete import MOST_MICRO_BATCHES, RATE_ALONE
 from simpar.evidence.row_experts import chosen_freely, exchange_of, routing_of
 from simpar.evidence.row_framework import attention_of, dropout_of, narrow_modules, stated_precision
+from simpar.evidence.row_layers import recompute_of, stage_layers
 from simpar.evidence.row_machine import CannotExpress
-from simpar.evidence.row_recompute import recompute_of
-from simpar.evidence.row_stages import stage_layers
 from simpar.evidence.row_values import SAID, Row, denied, first_match
 from simpar.specs.framework import FrameworkSpec, Month
 from simpar.specs.losses import losses_of

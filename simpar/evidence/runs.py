@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from simpar.errors import InputError, SimparError
-from simpar.evidence.own_rows import located, run_at
 from simpar.evidence.predicted import Prediction, Predictor, bubble_of, memory_of, predict, stalled
 from simpar.evidence.row_framework import framework_of, stated_precision
-from simpar.evidence.run_rows import GROUP_KEYS, columns_of, excluded_because, read_rows
+from simpar.evidence.run_rows import GROUP_KEYS, columns_of, excluded_because, located, read_rows, run_of
 from simpar.evidence.run_type import Run
 from simpar.evidence.run_workers import Bar, in_order
 from simpar.evidence.spread import predict_run
@@ -198,7 +197,7 @@ def _memory(run: Run, p: Prediction) -> dict[str, Any]:
 
 def _validated(named: tuple[str, dict[str, Any]], predictor: Predictor) -> tuple[str, str, list[Comparison]]:
     """(Id of a row's run, why it cannot be expressed, its comparisons): little, as it comes back from another process."""
-    run = run_at(named[1], named[0])
+    run = run_of(named[1], named[0])
     prediction, answer, failure = None, None, ""
     if run.scenario is not None and not run.skipped:
         try:
@@ -221,7 +220,7 @@ def validate_runs(
     """Every run of the JSON-lines file at `path` that meets `where`, predicted and compared.
 
     Args:
-        path: a file of flat rows or of stored runs (run_files), or a folder of such files.
+        path: a file of flat rows or of stored runs (run_type), or a folder of such files.
         where: conditions on the rows, see `matches`.
         workers: processes; none = all cores; 1 = in this process.
         predictor: what predicts; a module-level function.

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from simpar.graph.differentiate import kept, makers
 from simpar.graph.kernel_types import KernelPlan
 from simpar.graph.types import Attention, Einsum, Elementwise, Layer, Node, Norm, Permute, View
-from simpar.specs.recompute_modules import MODULES, Module
+from simpar.specs.plan import MODULES, Module
 
 ROUTED: Final = ("moe", "moe_act", "router")
 """Modules of a layer's routed experts."""

@@ -1,6 +1,6 @@
 """nanotron: a scenario as the YAML file of run_train.py (config classes of 2024 to 2026), which is read back to see what it says.
 
-nanotron cuts a pipeline by the cost of its blocks (semantics: specs/layer_split.py), numbers ranks tp, cp, dp,
+nanotron cuts a pipeline by the cost of its blocks (semantics: specs/counts.py), numbers ranks tp, cp, dp,
 pp from the fastest on, with experts tp, cp, pp, dp (parallel/context.py), and has no settings for what its runtime always does.
 """
 

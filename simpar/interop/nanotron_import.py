@@ -14,7 +14,7 @@ from simpar.errors import InputError, Violation
 from simpar.interop.carried import Imported, Outside, Reading, settled_on_gpus
 from simpar.interop.resolved import inner
 from simpar.specs.base import Spec, validate
-from simpar.specs.layer_split import split_by_cost
+from simpar.specs.counts import split_by_cost
 from simpar.specs.model import TransformerSpec
 
 Positive = Annotated[int, Field(gt=0)]

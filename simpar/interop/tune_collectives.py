@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from simpar.costs.collective_defaults import constants_of
-from simpar.costs.collective_geometry import packed
+from simpar.costs.collective_law import packed
 from simpar.costs.collectives import COLLECTIVES, CollectiveModel
 from simpar.errors import InputError, Violation
 from simpar.specs.collective_constants import CollectiveConstants

@@ -60,7 +60,7 @@ def _machine(scenario: Scenario) -> dict[str, Any]:
         memory = round(hardware.gpu.memory.value / 2**30)
         row = {**found, "gpu": rule.gpu.split(".*")[0].replace("[- ]?", "-"), "gpu_mem_gb": memory}
         try:
-            if machine_of(row).cluster["hardware"] == rule.profile:
+            if machine_of(row)[0]["hardware"] == rule.profile:
                 return row
         except CannotExpress:
             continue

@@ -9,7 +9,7 @@ from typing import Any, Final
 from simpar.registry import unknown
 from simpar.searching import axes
 from simpar.searching.choice import Group, State
-from simpar.specs.framework_words import ALIASES
+from simpar.specs.framework_releases import ALIASES
 
 
 @dataclass(frozen=True, slots=True)

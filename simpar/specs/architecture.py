@@ -22,14 +22,24 @@ from simpar.specs.mixers import (
     LinearAttentionSpec,
     Mamba1Spec,
     Mamba2Spec,
-    NonNegative,
     NormKind,
-    Positive,
     RecurrentSpec,
     ShortConvSpec,
     WeightSpec,
 )
-from simpar.specs.model import CnnSpec, MlaSpec, MlpSpec, MoeSpec, TransformerSpec
+from simpar.specs.model import (
+    MOST_LENGTH,
+    CnnSpec,
+    Count,
+    Layers,
+    Length,
+    MlaSpec,
+    MlpSpec,
+    MoeSpec,
+    NonNegative,
+    Positive,
+    TransformerSpec,
+)
 
 MOST_LAYERS = 10_000
 
@@ -118,7 +128,7 @@ class ArchitectureSpec(Spec):
     """Marks the table as an architecture of layers."""
     name: str = ""
     """What reports call it."""
-    vocab_size: NonNegative = 0
+    vocab_size: Annotated[int, Field(ge=0, le=MOST_LENGTH)] = 0
     """Rows of the word embedding and columns of the head; 0 = neither (diffusion)."""
     embedding_rows: NonNegative = 0
     """Rows of the word embedding where they are not vocab_size."""
@@ -130,13 +140,13 @@ class ArchitectureSpec(Spec):
     """A projection to the vocabulary (False: an encoder without one)."""
     head_bias: bool = False
     """Bias on the head."""
-    max_position_embeddings: Positive = 8192
+    max_position_embeddings: Length = 8192
     """Longest sequence."""
     stacks: tuple[StackSpec, ...]
     """One after the other, such as encoder and decoder."""
     extra: tuple[WeightSpec, ...] = ()
     """Weights outside all stacks: positions, token types, projections around embedding and head."""
-    num_nextn_predict_layers: NonNegative = 0
+    num_nextn_predict_layers: Layers = 0
     """Multi-token-prediction modules that a training run adds; not counted in the parameters."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """After attention and feed-forward, as the model's file states it; see training.dropout."""
@@ -144,7 +154,7 @@ class ArchitectureSpec(Spec):
     """A bias per expert keeps loads even (balancing without an auxiliary loss), a parameter or a buffer; see training.routing."""
     notes: tuple[str, ...] = ()
     """What the reader of the file left out or assumed."""
-    published_parameters: Positive | None = None
+    published_parameters: Count | None = None
     """The published count, where one is known exactly."""
     published_as: str = ""
     """The count as printed."""

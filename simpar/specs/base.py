@@ -183,7 +183,7 @@ def data_dir(name: str) -> Path:
 
 
 def stored_runs() -> Path:
-    """The folder of the measured runs that come with simpar, see `evidence.run_files`."""
+    """The folder of the measured runs that come with simpar, see `evidence.run_type`."""
     return data_dir("validation") / "runs"
 
 

@@ -13,13 +13,12 @@ from simpar.specs.counts import ONE_CHUNK_SCHEDULES, divisors, layer_count, mode
 from simpar.specs.encoders import encoder_rules
 from simpar.specs.framework import framework, framework_names
 from simpar.specs.framework_options import missing_options, option_conflicts
-from simpar.specs.framework_words import Ability
+from simpar.specs.framework_releases import Ability
 from simpar.specs.hardware import HardwareProfile, load_hardware
 from simpar.specs.losses import losses_of
 from simpar.specs.model import CnnSpec, MlpSpec, MoeSpec, TransformerSpec
 from simpar.specs.optimizers import KINDS
-from simpar.specs.plan import PlanSpec, RecomputeSpec
-from simpar.specs.recompute_modules import MODULES
+from simpar.specs.plan import MODULES, PlanSpec, RecomputeSpec
 from simpar.specs.reference import NO_EXPERTS, expert_model, rules_of_all
 from simpar.specs.scenario_spec import Scenario
 from simpar.specs.size import too_large

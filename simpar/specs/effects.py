@@ -46,7 +46,7 @@ class EffectsSpec(Spec):
     """The same of each transfer."""
     rank_sigma: Sigma = 0.0
     """The same, drawn once per rank and run (silicon, temperature); 0.02 is a typical node-to-node spread (assumed)."""
-    repetitions: Annotated[int, Field(gt=0)] = 1
+    repetitions: Annotated[int, Field(gt=0, le=1_000_000)] = 1
     """Independent draws; more than 1 gives p50, p90 and p99."""
     seed: int = 0
     """Of all that is drawn."""

@@ -12,10 +12,6 @@ from functools import lru_cache
 from typing import Any, Final
 
 from simpar.registry import unknown
-from simpar.specs.framework_allocator import Allocator
-from simpar.specs.framework_conventions import Conventions
-from simpar.specs.framework_host import Host
-from simpar.specs.framework_pipeline import Pipeline
 from simpar.specs.framework_policies import (
     DataParallel,
     Kernels,
@@ -23,12 +19,13 @@ from simpar.specs.framework_policies import (
     Optimizer,
     Policy,
 )
+from simpar.specs.framework_releases import ALIASES
 from simpar.specs.framework_releases import NEWEST as NEWEST
 from simpar.specs.framework_releases import Month as Month
 from simpar.specs.framework_releases import month_of as month_of
 from simpar.specs.framework_rows import FRAMEWORKS, UNRELATED
+from simpar.specs.framework_run import Allocator, Conventions, Host, Pipeline
 from simpar.specs.framework_runtime import RUNTIME
-from simpar.specs.framework_words import ALIASES
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from simpar.specs.framework_releases import LOSS_WORK
 from simpar.specs.framework_releases import FrameworkRow as Row
 from simpar.specs.framework_torch import LINEARS_APART, TORCH
-from simpar.specs.framework_words import LOSS_WORK
 
 _OTHERS: Final = LOSS_WORK[:-1]
 """All but the tiled loss."""

@@ -9,7 +9,7 @@ from simpar.errors import Violation
 from simpar.specs.architecture import has_experts
 from simpar.specs.counts import resolved_dp
 from simpar.specs.framework import FrameworkSpec
-from simpar.specs.framework_words import Ability
+from simpar.specs.framework_releases import Ability
 from simpar.specs.scenario_spec import Scenario
 from simpar.specs.training import BELOW_16_BITS
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from simpar.specs.framework_words import LOSS_WORK, AttentionKernel, GradientDtype, LossKind, Placeholders
+from simpar.specs.framework_releases import LOSS_WORK, AttentionKernel, GradientDtype, LossKind, Placeholders
 from simpar.specs.hardware import GpuSpec
 
 _NEWEST_KERNEL: Final[dict[str, AttentionKernel]] = {"volta": "unfused", "turing": "fa1"}

@@ -8,7 +8,7 @@ from typing import Final, cast
 
 from simpar.errors import InternalError
 from simpar.specs.framework import FrameworkSpec
-from simpar.specs.framework_words import LossKind
+from simpar.specs.framework_releases import LossKind
 
 DEFAULT_CHUNKS: Final = 8
 """Pieces of a chunked loss where the framework has no number of its own (torchtune's and torchtitan's default)."""

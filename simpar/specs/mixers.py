@@ -11,9 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SerializeAsAny, WrapValidator
 
 from simpar.specs.base import Spec
+from simpar.specs.model import Count, NonNegative, Positive
 
-Positive = Annotated[int, Field(gt=0)]
-NonNegative = Annotated[int, Field(ge=0)]
 NormKind = Literal["rmsnorm", "layernorm", "layernorm_no_bias", "unweighted"]
 
 
@@ -24,13 +23,13 @@ class WeightSpec(Spec):
     """Of the weight."""
     kind: Literal["linear", "vector", "lookup", "conv"] = "linear"
     """linear: a matmul; vector: element by element; lookup: a table read by index; conv: `inputs` taps for each of `outputs`."""
-    inputs: Positive = 1
+    inputs: Count = 1
     """Features in."""
-    outputs: Positive = 1
+    outputs: Count = 1
     """Features out."""
     bias: bool = False
     """With a bias."""
-    copies: Positive = 1
+    copies: Count = 1
     """Such weights side by side (blocks of a block-diagonal matrix, experts)."""
     uses: float | None = None
     """Times that one token meets it; absent = once for every copy. 0: not a token's work (per image, per sample)."""

@@ -5,14 +5,22 @@ Field names are Hugging Face's where it has one.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
 from simpar.specs.base import Spec
 
-Positive = Annotated[int, Field(gt=0)]
-NonNegative = Annotated[int, Field(ge=0)]
+MOST_WIDTH: Final = 2**24
+"""Of any width, number of heads or experts of a model."""
+MOST_LENGTH: Final = 2**32
+"""Tokens of a sequence, words of a vocabulary, positions."""
+Positive = Annotated[int, Field(gt=0, le=MOST_WIDTH)]
+NonNegative = Annotated[int, Field(ge=0, le=MOST_WIDTH)]
+Length = Annotated[int, Field(gt=0, le=MOST_LENGTH)]
+Layers = Annotated[int, Field(ge=0)]
+"""How many are too many: specs/size.py."""
+Count = Annotated[int, Field(gt=0)]
 
 
 class MoeSpec(Spec):
@@ -69,7 +77,7 @@ class TransformerSpec(Spec):
     """Width of the residual stream."""
     intermediate_size: Positive
     """Width of the MLP."""
-    num_hidden_layers: Positive
+    num_hidden_layers: Count
     """Layers (of the encoder, where there is a decoder)."""
     num_attention_heads: Positive
     """Query heads."""
@@ -77,9 +85,9 @@ class TransformerSpec(Spec):
     """Heads of keys and values: fewer than query heads is grouped-query attention."""
     head_dim: Positive
     """Width of a head."""
-    vocab_size: Positive
+    vocab_size: Length
     """Words of the embedding."""
-    max_position_embeddings: Positive = 8192
+    max_position_embeddings: Length = 8192
     """Longest sequence; the size of learned position embeddings."""
     tie_word_embeddings: bool = False
     """The head is the embedding."""
@@ -119,17 +127,17 @@ class TransformerSpec(Spec):
     """Bias on the head."""
     sliding_window: Positive | None = None
     """Keys that a query sees at most, in every layer; none = all."""
-    num_decoder_layers: NonNegative = 0
+    num_decoder_layers: Layers = 0
     """Decoder layers with cross-attention on top of num_hidden_layers encoder layers (T5, Switch)."""
     relative_position_buckets: NonNegative = 0
     """position = "relative": learned biases per head and bucket, one table per stack (T5: 32)."""
-    num_nextn_predict_layers: NonNegative = 0
+    num_nextn_predict_layers: Layers = 0
     """Multi-token-prediction modules (DeepSeek-V3)."""
     moe: MoeSpec | None = None
     """Experts in place of the MLP; none = dense."""
     mla: MlaSpec | None = None
     """Multi-head latent attention; none = ordinary attention."""
-    published_parameters: Positive | None = None
+    published_parameters: Count | None = None
     """The published count, where one is known exactly; the tests compare."""
     published_as: str = ""
     """The count as printed ("175B") where no exact one is known; the tests compare to the printed digits."""
@@ -181,7 +189,7 @@ class MlpSpec(Spec):
     """What reports call it."""
     width: Positive
     """Of every layer."""
-    depth: Positive
+    depth: Count
     """Layers."""
     input_size: Positive | None = None
     """Features in."""
@@ -189,7 +197,7 @@ class MlpSpec(Spec):
     """Features out."""
     bias: bool = True
     """Biases in every layer."""
-    published_parameters: Positive | None = None
+    published_parameters: Count | None = None
     """The published count, where one is known exactly."""
     published_as: str = ""
     """The count as printed."""
@@ -227,7 +235,7 @@ class CnnSpec(Spec):
     """Channels of the image."""
     layers: tuple[ConvLayerSpec, ...]
     """In order."""
-    published_parameters: Positive | None = None
+    published_parameters: Count | None = None
     """The published count, where one is known exactly."""
     published_as: str = ""
     """The count as printed."""

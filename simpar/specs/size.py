@@ -27,11 +27,6 @@ maintenance windows of all repetitions of a plan.
 An op takes about 30 us and 1.4 KB (measured), a layer about 1 ms with its allocations (equal ones are split and priced once), an
 incident about 20 us.
 """
-MOST_WIDTH: Final = 2**24
-"""Of any width, number of heads or experts of a model."""
-MOST_LENGTH: Final = 2**32
-"""Tokens of a sequence, words of a vocabulary, positions."""
-_LONG: Final = frozenset({"vocab_size", "max_position_embeddings", "published_parameters"})
 _OPS_PER_LAYER: Final = 24
 """At op detail, of one pass through a block: its kernels and collectives."""
 
@@ -106,12 +101,10 @@ def check_ops(scenario: Scenario, ops: int) -> None:
 def too_large(scenario: Scenario) -> list[Violation]:
     """What of the scenario no system comes near, told before anything is built from it."""
     most, other = limits(), other_model(scenario)
-    found = [*_widths(scenario), *_layers(scenario, most["layers"]), *_ranks(scenario, most["ranks"]), *_steps(scenario)] or [
-        *_bytes(scenario, most["bytes"])
-    ]
+    found = [*_layers(scenario, most["layers"]), *_ranks(scenario, most["ranks"])] or [*_bytes(scenario, most["bytes"])]
     if other is None:
         return found
-    beside = [*_widths(other), *_layers(other, most["layers"])] or [*_bytes(other, most["bytes"])]
+    beside = [*_layers(other, most["layers"])] or [*_bytes(other, most["bytes"])]
     return [*found, *(of_reference(v) for v in beside)]
 
 
@@ -141,37 +134,6 @@ def _ranks(scenario: Scenario, most: int) -> Iterator[Violation]:
         value = getattr(plan, name, None)
         if value is not None and value > most:
             yield Violation(f"plan.{name}", value, f"more than {most:,}", "at most the GPUs of the cluster", scenario.file)
-
-
-def _widths(scenario: Scenario) -> Iterator[Violation]:
-    stack = [("model", scenario.model.model_dump())]
-    layers = ("num_hidden_layers", "num_decoder_layers", "num_nextn_predict_layers", "depth")
-    while stack:
-        path, table = stack.pop()
-        for name, value in table.items():
-            if isinstance(value, dict):
-                stack.append((f"{path}.{name}", value))
-            elif isinstance(value, tuple):
-                stack += [(f"{path}.{name}.{i}", entry) for i, entry in enumerate(value) if isinstance(entry, dict)]
-            elif ".extra" in path:
-                continue  # weights by themselves: tables of positions are as long as they are
-            elif isinstance(value, int) and name not in layers and name != "published_parameters":
-                most = MOST_LENGTH if name in _LONG else MOST_WIDTH
-                if value > most:
-                    right = f"at most {most:,}"
-                    yield Violation(f"{path}.{name}", value, "is larger than any model's", right, scenario.file)
-
-
-def _steps(scenario: Scenario) -> Iterator[Violation]:
-    training, effects = scenario.training, scenario.effects
-    for name, most in (("sequence_length", MOST_LENGTH), ("micro_batch_size", MOST_WIDTH), ("global_batch_size", MOST_LENGTH)):
-        value = getattr(training, name)
-        if value is not None and value > most:
-            rule, right = "is larger than any training step's", f"at most {most:,}"
-            yield Violation(f"training.{name}", value, rule, right, scenario.file)
-    if effects.repetitions > 1_000_000:
-        right = "at most 1,000,000"
-        yield Violation("effects.repetitions", effects.repetitions, "more draws than an answer needs", right, scenario.file)
 
 
 def _bytes(scenario: Scenario, most: int) -> Iterator[Violation]:

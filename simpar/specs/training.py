@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 
 from simpar.specs.architecture import ModelSpec, TokenModel
 from simpar.specs.base import Spec
-from simpar.specs.model import MoeSpec
+from simpar.specs.model import Length, MoeSpec, Positive
 from simpar.specs.optimizers import KINDS
 
 BASE_BYTES: Final = {"int8": 1.0 + 4.0 / 4096.0, "nf4": 0.5 + 4.0 / 64.0, "nf4-double": 0.5 + 1.0 / 64.0 + 4.0 / (64.0 * 256.0)}
@@ -106,14 +106,14 @@ class EncoderInputSpec(Spec):
 class TrainingSpec(Spec):
     """One step's work."""
 
-    sequence_length: Annotated[int, Field(gt=0)] = 1
+    sequence_length: Length = 1
     """Tokens per sequence (1 for models without a sequence)."""
     document_lengths: tuple[Annotated[int, Field(gt=0)], ...] = ()
     """Tokens of documents that are packed into sequences, a sample of their lengths: attention stays inside each of them, which a
     sequence's end cuts. Empty: a sequence is one document."""
-    global_batch_size: Annotated[int, Field(gt=0)]
+    global_batch_size: Length
     """Sequences (samples) per step."""
-    micro_batch_size: Annotated[int, Field(gt=0)] = 1
+    micro_batch_size: Positive = 1
     """Sequences per micro-batch and data-parallel rank."""
     precision: Precision = "bf16"
     """Of matrix products; fp8 and below name their scaling."""

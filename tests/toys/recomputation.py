@@ -1,5 +1,5 @@
 """A recomputation policy: attention with its norms."""
 
-from simpar.specs.recompute_modules import MODULES, Module
+from simpar.specs.plan import MODULES, Module
 
 MODULES["toy"] = Module(frozenset({"attention", "core_attn", "layernorm"}))

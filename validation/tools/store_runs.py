@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from simpar.evidence.row_values import read_values
-from simpar.evidence.run_files import Use, as_stored
 from simpar.evidence.run_rows import read_rows, run_of
+from simpar.evidence.run_type import Use, as_stored
 from simpar.specs.base import stored_runs
 
 Row = dict[str, Any]
