@@ -234,8 +234,8 @@ class Job:
 
     @property
     def shares_state(self) -> bool:
-        """Whether a rank has others to gather from, or host memory that holds its weights."""
-        return self.mesh.dp * self.mesh.cp > 1 or self.plan.offload.parameters
+        """Whether a rank has others to gather from, host memory that holds its weights, or shards them all the same."""
+        return self.mesh.dp * self.mesh.cp > 1 or self.plan.offload.parameters or self.framework.data.fsdp_alone
 
     @property
     def gathers_by_layer(self) -> bool:
