@@ -268,9 +268,14 @@ enable_fsdp_float8_all_gather = true
     found = load(text, hardware="dgx-h100", num_nodes=1)
     training, offload = found.scenario.training, found.scenario.plan.offload
     assert training.pure_bf16
+    assert training.fp8_gather
     assert (offload.optimizer, offload.parameters) == (True, True)
     told = [w.partition(" = ")[0] for w in found.warnings]
-    assert told == ["training.mixed_precision_reduce", "float8.enable_fsdp_float8_all_gather"]
+    assert told == ["training.mixed_precision_reduce"]
+    usual = text.replace("enable_fsdp_float8_all_gather = true", "")
+    assert not load(usual, hardware="dgx-h100", num_nodes=1).scenario.training.fp8_gather
+    whole = usual + "data_parallel_replicate_degree = 8\ndata_parallel_shard_degree = 1\n"
+    assert load(whole, hardware="dgx-h100", num_nodes=1).scenario.training.fp8_gather
     copies = text + "data_parallel_replicate_degree = 8\ndata_parallel_shard_degree = 1\n"
     assert not load(copies, hardware="dgx-h100", num_nodes=1).scenario.plan.offload.parameters
     early = text.replace("enable_cpu_offload = true", "") + "[optimizer]\nearly_step_in_backward = true\n"

@@ -468,6 +468,32 @@ def test_narrow_products_of_linears_or_of_experts_alone() -> None:
             )  # type: ignore[dict-item]
 
 
+def test_fp8_weights_may_be_gathered_in_16_bits() -> None:
+    """Twice the bytes on the wire, and casts of whole weights: maximum and cast (5 bytes) forward, a byte more backward."""
+    table = {
+        "model": "llama3.1-8b", "framework": "torchtitan", "framework_version": "2025-02",
+        "plan": {"zero_stage": 3, "recompute": "none"}, "cluster": {"hardware": "dgx-h100", "num_nodes": 1},
+    }  # fmt: skip
+    training = {"sequence_length": 4096, "global_batch_size": 8, "precision": "fp8", "compile": True}
+
+    def layer(gather: bool) -> tuple[float, float, float]:
+        layout = prepare(make_scenario({**table, "training": {**training, "fp8_gather": gather}})).layout
+        block = layout.stage_blocks[0][1]
+        cast = [sum(op.work.bytes_moved for op in ops if ".cast" in op.name) for ops in (block.forward, block.backward)]
+        return layout.state_bytes.gather, cast[0], cast[1]
+
+    weights = 4096 * (4096 * 2 + 1024 * 2 + 14336 * 3)
+    narrow, wide = layer(True), layer(False)
+    assert (narrow[0], wide[0]) == (1.0, 2.0)
+    assert wide[1] - narrow[1] == pytest.approx(5.0 * weights)
+    assert wide[2] - narrow[2] == pytest.approx(1.0 * weights)
+    for changes in ({"precision": "bf16"}, {"precision": "fp8-rowwise"}):
+        with pytest.raises(InputError, match="fp8 weights with one scale a tensor that are fully sharded"):
+            make_scenario({**table, "training": {**training, **changes, "fp8_gather": False}})
+    with pytest.raises(InputError, match="fully sharded"):
+        make_scenario({**table, "plan": {"zero_stage": 0}, "training": {**training, "fp8_gather": False}})
+
+
 @pytest.mark.torch
 def test_values_of_a_packed_linear_keep_all_that_it_made() -> None:
     """Queries and keys are turned out of place; a view of the values keeps the storage of all three (GPT-NeoX, Qwen, lit-gpt)."""

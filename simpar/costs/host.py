@@ -68,8 +68,29 @@ class HostTimes:
             return 0.0  # there is nothing to launch in a frozen block's backward
         key = (id(block), phase)
         if key not in self._launched:
-            self._launched[key] = launch_seconds(self._layout, self._price(block, phase), phase)
+            price = self._price(block, phase)
+            self._launched[key] = launch_seconds(self._layout, price, phase) + self._drained(block, phase, price)
         return self._launched[key]
+
+    def _drained(self, block: LocalBlock, phase: str, price: BlockPrice) -> float:
+        """The device's own time of what the host launches only when the device is through with all before it: what follows the
+        values that pairs read in a forward, the repeated one too, and the backward of a head behind a loop over all tokens."""
+        host, training = self._layout.framework.host, self._layout.training
+        head = phase == "B" and any(name == "head/logits" for name, _ in block.saved)
+        if head and host.token_read_s and block.options.kernels.loss.kind == "tiled":
+            tokens = training.micro_batch_size * training.sequence_length / self._layout.plan.cp
+            return price.seconds + host.token_read_s * tokens
+        reads = _reads_s(self._layout, price, phase)
+        return reads + self._price(block, "F").seconds if reads else 0.0
+
+
+def _reads_s(layout: Layout, price: BlockPrice, phase: str) -> float:
+    """Host time of reading values of the device in a phase's pairs, a read as long as two launches (`REORDERED`)."""
+    host, training = layout.framework.host, layout.training
+    pairs = price.pairs if phase == "F" or price.repeats_modules else 0
+    grouped = layout.hardware.gpu.architecture == "hopper"
+    reads = host.adapter_reads[0] + (0 if grouped else host.adapter_reads[1] * training.lora_adapters)
+    return slowdown(layout) * pairs * reads * 2 * host.launch_s
 
 
 def _benchmarked(layout: Layout) -> bool:
@@ -217,7 +238,10 @@ def _sharding_hooks_s(layout: Layout, price: BlockPrice, phase: str) -> float:
     each = host.fsdp_group_cpu_s[backward]
     # A pair inside a checkpointed layer is gathered once more for its second forward.
     pair = each + (host.fsdp_group_cpu_s[0] if backward and price.repeats_modules else 0.0)
-    return each + price.weights * host.fsdp_weight_cpu_s[backward] + price.pairs * host.fsdp_pair_groups * pair
+    # Pairs without groups of their own are weights of the layer's, two for each adapter that a run holds.
+    inside = 0 if host.fsdp_pair_groups else 2 * layout.training.lora_adapters * price.pairs
+    weights = (price.weights + inside) * host.fsdp_weight_cpu_s[backward]
+    return each + weights + price.pairs * host.fsdp_pair_groups * pair
 
 
 def _checks_s(layout: Layout, price: BlockPrice, phase: str) -> float:

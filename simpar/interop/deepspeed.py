@@ -29,7 +29,7 @@ PLAIN: Final[dict[str, Any]] = {
     "plan.delay_wgrad": False, "plan.embedding_alone": None, "plan.first_stage_less_layers": None,
     "plan.last_stage_less_layers": None, "training.cuda_graphs": False, "training.cuda_graph_scope": None,
     "training.trainable": "all", "training.lora_rank": None, "training.lora_modules": "attention", "training.lora_adapters": 1,
-    "training.lora_dropout": 0.0, "training.dora": False, "training.narrow_modules": "all",
+    "training.lora_dropout": 0.0, "training.dora": False, "training.narrow_modules": "all", "training.fp8_gather": True,
     "training.base_weights": "auto", "training.optimizer_in_backward": False, "training.fused_kernels": False,
     "plan.stage_tp": None, "plan.replica_microbatches": "auto",
 }  # fmt: skip

@@ -135,7 +135,8 @@ def _quantized(scenario: Scenario) -> Sections:
     if (kind := _CONVERTERS.get(training.precision)) is None:
         return found
     if training.narrow_modules != "experts":
-        own = {"recipe_name": "rowwise"} if training.precision == "fp8-rowwise" else {"enable_fsdp_float8_all_gather": False}
+        gathered = training.gathers_fp8 and scenario.plan.zero_stage == 3
+        own = {"recipe_name": "rowwise"} if training.precision == "fp8-rowwise" else {"enable_fsdp_float8_all_gather": gathered}
         found[f"quantize.linear.{kind}"] = {**own, "filter_fqns": ["output"]} if kind == "float8" else {}
     if training.narrow_modules != "linears" and has_experts(scenario.model):
         found[f"quantize.grouped_mm.{kind}"] = {**({"recipe_name": "mxfp8"} if kind == "mx" else {}), "fqns": ["experts"]}

@@ -31,11 +31,8 @@ _STEP_FREE: Final = re.compile(
     r"^parallelism\.(context_parallel_load_balancer|enable_compiled_autograd|pipeline_parallel_schedule_csv)$"
 )
 """Settings that leave the step's time and memory alone."""
-_GATHERS: Final = "weights are taken to be gathered in 16 bits"
 _TAKEN_AS: Final[tuple[tuple[str, Any, str], ...]] = (
     ("training.mixed_precision_reduce", "float32", "gradients are taken to be reduced in fp32"),
-    ("float8.enable_fsdp_float8_all_gather", False, _GATHERS),
-    ("quantize.linear.float8.enable_fsdp_float8_all_gather", False, _GATHERS),
 )
 """Settings that change the step, torchtitan's default (config/job_config.py of v0.2.2), and what is taken for another value."""
 
@@ -289,6 +286,7 @@ def _training(v: _Values, *, experts: bool) -> dict[str, Any]:
     converters = converters.split(",") if isinstance(converters, str) else [str(c) for c in converters]
     float8 = any("float8" in c for c in converters) or any(v.get(f"{s}.enable_float8_linear") for s in ("float8", "training"))
     rowwise = any(str(v.get(f"{s}.recipe_name", "")).startswith("rowwise") for s in ("float8", "quantize.linear.float8"))
+    gathered = any(v.get(f"{s}.enable_fsdp_float8_all_gather", False) for s in ("float8", "quantize.linear.float8"))
     grouped = [c for c in converters if "grouped_mm" in c]
     only = bool(grouped) and grouped == converters  # grouped products have a scale for each row
     narrow = "fp8-rowwise" if rowwise or only else "fp8"
@@ -303,6 +301,7 @@ def _training(v: _Values, *, experts: bool) -> dict[str, Any]:
     chunks = v.get("loss.num_chunks", 1)
     return {
         **({"narrow_modules": parts} if parts != "all" else {}),
+        **({} if precision != "fp8" or gathered else {"fp8_gather": False}),
         **({"cross_entropy": "chunked"} if isinstance(chunks, int) and chunks > 1 else {}),
         "sequence_length": v.number(v.get("training.seq_len", 2048), "training.seq_len"),
         "precision": precision,
@@ -348,6 +347,7 @@ class _Batch:
         plan["zero_stage"] = 0 if self.plain or (dp > 1 and not sharded) else 3
         if plan["zero_stage"] == 0:
             plan.pop("offload", None)  # FSDP's policy; DDP has none
+            training.pop("fp8_gather", None)
         if sharded and self.replicas > 1:
             plan["shard_size"] = shards * plan["cp"]
         training["micro_batch_size"] = self.micro

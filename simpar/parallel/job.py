@@ -234,8 +234,8 @@ class Job:
 
     @property
     def shares_state(self) -> bool:
-        """Whether a rank has others to gather from, or host memory that holds its weights."""
-        return self.mesh.dp * self.mesh.cp > 1 or self.plan.offload.parameters
+        """Whether a rank has others to gather from, host memory that holds its weights, or shards them all the same."""
+        return self.mesh.dp * self.mesh.cp > 1 or self.plan.offload.parameters or self.framework.data.fsdp_alone
 
     @property
     def gathers_by_layer(self) -> bool:
@@ -273,7 +273,7 @@ class Job:
         separate = self.framework.kernels.separate_casts or self.training.precision == "fp8-rowwise"  # torchao's anywhere
         if not self.training.narrow_in("linears") or not separate:
             return ""
-        return GATHERED if self.training.precision == "fp8" and self.plan.zero_stage == 3 else self._dtype("linears")
+        return GATHERED if self.training.gathers_fp8 and self.plan.zero_stage == 3 else self._dtype("linears")
 
     def _dtype(self, part: Part) -> str:
         """Of the kernels of a part's matmuls."""
@@ -356,7 +356,7 @@ class Job:
             return 4.0
         # torchao gathers one scale per tensor in 8 bits, scales per row and MX in 16 (enable_fsdp_float8_all_gather; nvfp4.md).
         wide = {"fp8-rowwise", "mxfp8", "nvfp4"} if self.framework.kernels.separate_casts else {"fp8-rowwise"}
-        narrow = self.training.narrow_in("linears") and self.training.precision not in wide
+        narrow = self.training.narrow_in("linears") and self.training.precision not in wide and self.training.fp8_gather
         return 1.0 if narrow and self.plan.zero_stage == 3 else 2.0
 
     @cached_property

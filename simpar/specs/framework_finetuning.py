@@ -235,12 +235,12 @@ PRIME_RL: Final = (
          "loss_work": (*_OTHERS, ("tiled", "composite", 54.0, 58.0)), "expandable_segments": True,
          "gradient_adds": "", "selective_recompute": ("core_attn",), "fused_norm": False, "normed_bytes": 2.0,
          "repeats_keys": False, "frozen_bytes": 4.0, "complex_rope": False, "linears_apart": LINEARS_APART,
-         "compiles_checkpoints": False, "recompute_stops_early": True,
+         "compiles_checkpoints": False, "recompute_stops_early": True, "fsdp_alone": True, "adapters": "each",
          "expert_output_bytes": (20.0, 36.0), "expert_rows": "added", "expert_order": "indexed", "eager_experts": False},
         "prime-rl src/prime_rl/trainer/model.py (fp32 shards, bf16 compute, fp32 reduction; each layer compiled alone), "
         "optimization_dtype float32 of every weight, frozen ones included; transformers' rotary embedding and linears, its "
         "RMSNorm, multiplied by its weight in 16 bits, and FlashAttention on fewer heads of keys and values; models/layers/moe.py: "
-        "gather and scatter_add of rows without padding; "
+        "gather and scatter_add of rows without padding; lora.py: a pair in place of every linear; "
         "sft/train.py and models/layers/lm_head.py: the head's output becomes fp32, which stays until the loss and the 16-bit "
         "one does not, torch's cross-entropy outside of any graph; the packed batch of one row makes transformers "
         "modeling_flash_attention_utils.py branch on a tensor (_is_packed_sequence), and torch utils/checkpoint.py runs a "
@@ -249,9 +249,18 @@ PRIME_RL: Final = (
         "(cast, scale, maximum, difference, exponential, two sums and a product forward; backward the logits again, five such and "
         "two casts)",
     ),
-    Row((2025, 9), {"fsdp_root": "tied"},
-        "prime-rl PRs 923 and 937: embedding, and last norm with head, are groups of their own unless they share weights"),
-    Row((2026, 1), {"loss_tile": (0, 2048)}, "prime-rl PR 1544: 2,048 words of the vocabulary at a time"),
+    Row((2025, 9), {"fsdp_root": "tied", "token_read_s": 17e-6},
+        "prime-rl PRs 923 and 937: embedding, and last norm with head, are groups of their own unless they share weights; PR 795, "
+        "trainer/utils.py get_response_lengths of RL: a loop over the tokens of a micro-batch asks the device whether each one's "
+        "position is 0, between the forward, whose head waits for the device itself, and the loss. A view (1.5 us), a comparison "
+        "(9.4) where a linear layer's forward takes 34 us, here at 13.5, and reading it (12.9, most of it the device's answer): "
+        "validation/measured/h100-2026-11/host.jsonl"),
+    Row((2026, 1), {"loss_tile": (0, 2048), "adapter_reads": (2, 2)},
+        "prime-rl PR 1544: 2,048 words of the vocabulary at a time; PR 1433 (2025-12-29), models/layers/lora/multi_linear.py: a "
+        "pair of several adapters asks how many tokens each has, in an assertion and in repeat_interleave, and cuts the tokens by "
+        "those numbers where no grouped product runs, on other GPUs than Hopper"),
+    Row((2026, 2), {"adapter_reads": (2, 0)}, "prime-rl PR 1692 (2026-01-30): grouped products on any GPU"),
+    Row((2026, 7), {"token_read_s": 0.0}, "prime-rl PR 2723 (2026-06-15): the lengths of sequences come with the batch"),
     Row((2026, 10), {"compiles_checkpoints": True},
         "prime-rl PRs 3753 (experts stay in their block's FSDP unit) and 3754 (FlashAttention 4 as a custom op): blocks compile as "
         "whole graphs, checkpointing inside, which the same configuration did not before (configs/benchmark/README.md: 7.0 s a "

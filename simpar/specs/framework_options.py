@@ -55,6 +55,9 @@ def option_conflicts(scenario: Scenario, spec: FrameworkSpec) -> Iterator[Violat
         )
     if training.narrow_modules != "all":
         yield from _narrow_modules(scenario, spec)
+    if not training.fp8_gather and (training.precision != "fp8" or plan.zero_stage < 3):
+        rule = "is of fp8 weights with one scale a tensor that are fully sharded"
+        yield Violation("training.fp8_gather", False, rule, 'true, or training.precision = "fp8" and plan.zero_stage = 3')
     if training.optimizer_in_backward:
         yield from _in_backward(scenario)
     for field in ("overlap_tp", "overlap_ep") if training.launch_blocking else ():

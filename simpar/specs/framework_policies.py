@@ -310,8 +310,7 @@ class DataParallel(Policy):
 
     Attributes:
         zero_stage_default: where a run does not say.
-        bucket_elements_min, bucket_elements_per_rank: a gradient bucket holds max(min, per_rank * dp) elements; 0, 0 = one bucket
-            of everything.
+        bucket_elements_min, bucket_elements_per_rank: a gradient bucket holds max(min, per_rank * dp) elements; 0, 0 = all of them.
         gradient_buffers: ZeRO stages whose gradients are copied into a buffer of a bucket's elements and reduced in another copy: a
             second buffer where stage 1 or 2 reduces beside the backward, both gone before the update; that of stage 3 rests.
         gradient_buffers_late: those of stages 1 and 2 are made for the first gradient of a backward, not before it.
@@ -332,6 +331,7 @@ class DataParallel(Policy):
         gather_buffer_bytes: bytes per weight of a rank that hold updated weights meanwhile, half of them in one tensor and half in
             a piece for each data-parallel rank.
         fsdp_prefetch_groups: layers gathered ahead (implicit forward, explicit backward prefetch).
+        fsdp_alone: weights are fully sharded where there is one rank too.
         fsdp_module_gathers: the weights of each module come in a collective of their own (DeepSpeed ZeRO-3), not a layer's in one.
         fsdp_expert_modules: experts are such modules where transformers' class has them so (MoeSpec.transformers_class).
         fsdp_reduce_dtype: dtype of the gradient reduce-scatter.
@@ -348,8 +348,7 @@ class DataParallel(Policy):
             (the last group always does).
         fsdp_root: of which models embedding, last norm and head are one group, gathered from the begin of a forward to the end of
             its backward and reduced there, as the root of torch's FSDP is; of the others each end is a group of its own.
-        fsdp_frozen_holds_inputs: where a group is frozen and its layer is checkpointed with reentrant autograd, the layer's input
-            and the gradient of it stay to the end of the backward (FSDP1).
+        fsdp_frozen_holds_inputs: the input of a frozen, reentrantly checkpointed layer and its gradient stay to the end (FSDP1).
         offload_blocks_compute: nothing runs beside activations, the loss's among them, that go to the host or come back (torch's
             save_on_cpu: copies on the current stream); False: those of the layers do, on streams of their own.
     """
@@ -371,6 +370,7 @@ class DataParallel(Policy):
     gather_copy_bytes: float = 0.0
     gather_buffer_bytes: float = 0.0
     fsdp_prefetch_groups: int = 1
+    fsdp_alone: bool = False
     fsdp_module_gathers: bool = False
     fsdp_expert_modules: bool = False
     fsdp_reduce_dtype: GradientDtype = "fp32"

@@ -120,6 +120,9 @@ class TrainingSpec(Spec):
     narrow_modules: Literal["all", "linears", "experts"] = "all"
     """Which products a precision below 16 bits holds for: all, those of linear layers without those of experts, or those of experts
     alone (torchtitan's quantize.linear and quantize.grouped_mm)."""
+    fp8_gather: bool = True
+    """Fully sharded weights of fp8 products with one scale a tensor are cast as shards and gathered in fp8 (torchao's
+    enable_fsdp_float8_all_gather); False: in 16 bits, and cast where they are used."""
     optimizer: Optimizer = "adamw"
     """What each keeps: specs/optimizers.py. 8bit is bitsandbytes', 8bit-paged with its states in host memory, 4bit and fp8 are
     torchao's. adamw-fused and adamw-foreach are torch's where that is not how the framework calls it."""
@@ -189,6 +192,11 @@ class TrainingSpec(Spec):
     def narrow_in(self, part: Part) -> bool:
         """Whether a part's products are below 16 bits."""
         return self.precision in BELOW_16_BITS and self.narrow_modules in ("all", part)
+
+    @property
+    def gathers_fp8(self) -> bool:
+        """Whether sharded weights with one scale a tensor are cast before they are gathered."""
+        return self.precision == "fp8" and self.fp8_gather
 
     def fuses(self, kernel: FusedKernel) -> bool:
         """Whether a library makes one kernel of it."""
