@@ -40,6 +40,7 @@ NANOTRON: Final = (
         (2024, 1),
         {
             **TORCH, "fused_rope": True, "qkv_copies": 2 / 3, "layer_rounding": "cost", "zero_stage_with_pp": 1, "abilities": (),
+            "saves_gathered_input": True,
             # gradients and optimizer
             "gradients_persist": True, "gradient_adds": "always", "whole_gradient_bytes": 16.0,
             # data parallelism
@@ -65,8 +66,11 @@ NANOTRON: Final = (
         "_recv_meta reads shapes on the host before every receive. Host time from its launch-bound rows: 4.5 ms per layer and "
         "micro-batch from tp 2 on. Its pipelines over nodes take 2 ms more per tensor rank, layer and micro-batch: "
         "training.collective_checks (1.6 of them). Not explained: 6 to 10 ms more a layer where 16 or 32 tensor ranks lie on "
-        "several nodes without a pipeline, and 0.5 s for each send in some pipelines of 256 GPUs and of tp 32",
+        "several nodes without a pipeline, and 0.5 s for each send in some pipelines of 256 GPUs and of tp 32. "
+        "tensor_parallel/functional.py column_linear without async_communication: F.linear of what differentiable_all_gather gives",
     ),
+    Row((2024, 8), {"saves_gathered_input": False},
+        "nanotron 0adb3684 (2024-08-02): tp_recompute_allgather, on by default, keeps the part and gathers it again"),
 )  # fmt: skip
 """nanotron's behaviour; the constants without another source were read off its published sweep."""
 
