@@ -17,7 +17,7 @@ XLA: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
               "zero_stage_default": 3, "parameter_bytes": 0.0, "static_routing": True, "dense_experts": ("nvidia",),
               "fsdp_reduce_dtype": "bf16", "logits_fp32_copies_compiled": 0.5, "planned": True, "fragmentation": 1.0,
               "attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn"))},
-             "MaxText on XLA (SPMD FSDP), fusions assumed equal to a compiled torch graph, that of the loss included, which is part "
+             "MaxText on XLA (SPMD FSDP), fusions assumed equal to a compiled torch graph, that of the loss included, as part "
              "of the one jitted step (train.py, loss_fn); BufferAssignment packs the step's temporaries into one allocation "
              "(openxla/xla service/buffer_assignment.h, heap_simulator.h); layers/moe.py dense_matmul: with a "
              "capacity_factor einsums of each sequence with its mask, without a buffer for the worst case (ROCm blog, 2026-06); "
