@@ -224,3 +224,15 @@ def test_fp32_copies_of_torchtune(version: str, kind: str, compiled: bool, copie
 def test_when_torchtitan_compiled_its_loss(version: str, copies: float) -> None:
     """Commits e10cb9494 of 2024-10-22 (on), e8977b007 of 2024-12-18 (off), bbb1b616e of 2025-04-02 (on)."""
     assert loss_of(framework("torchtitan", version), "unfused", compiled=True, tp=1, sizes=SIZES).fp32_copies == copies
+
+
+def test_a_model_of_own_layers_has_its_logits_in_as_many_pieces_as_another() -> None:
+    """Gemma 4: 262,144 words over 2,816 are 94 times, 8,192 tokens so 88 a piece, 128 as a power of two: 64 pieces."""
+    table = {
+        "name": "pieces", "model": "gemma-4-26b-a4b", "framework": "transformers", "framework_version": "2026-06",
+        "cluster": {"hardware": "dgx-b200", "num_nodes": 1}, "plan": {"zero_stage": 3, "recompute": "full"},
+        "training": {"sequence_length": 8192, "global_batch_size": 8, "precision": "bf16", "cross_entropy": "linear"},
+    }  # fmt: skip
+    layout = prepare(make_scenario(table)).layout
+    assert layout.kernels.loss.chunks == 64
+    assert dict(layout.stage_blocks[0][-1].saved)["head/logits"] == pytest.approx(2.0 * 8192 * 262_144 / 64)

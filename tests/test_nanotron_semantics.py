@@ -16,8 +16,8 @@ from simpar.result.gathers import update_bytes
 from simpar.result.memory import static_state
 from simpar.result.requests import rank_events
 from simpar.specs.framework import framework
-from simpar.specs.scenario import Scenario
-from simpar.step import cost_models, simulate
+from simpar.specs.scenario import Scenario, make_scenario
+from simpar.step import cost_models, prepare, simulate
 
 MODEL = {
     "kind": "transformer", "hidden_size": 2048, "num_hidden_layers": 4, "num_attention_heads": 32, "num_key_value_heads": 32,
@@ -147,3 +147,17 @@ def test_gathered_weights_pass_through_buffers() -> None:
     *pieces, whole = sizes[-ranks - 1 :]
     assert len(set(pieces)) == 1
     assert whole == pytest.approx(ranks * pieces[0], rel=1e-6)
+
+
+def test_gathered_inputs_stay_until_nanotron_gathers_again() -> None:
+    """Two inputs of a layer's column-parallel products, tokens x 4096 of 2 bytes: whole, or a rank's eighth."""
+    table = {
+        "name": "gathered", "model": "llama3.1-8b", "framework": "nanotron", "cluster": {"hardware": "dgx-h100", "num_nodes": 1},
+        "plan": {"tp": 8, "sequence_parallel": True, "zero_stage": 1},
+        "training": {"sequence_length": 4096, "global_batch_size": 2, "micro_batch_size": 2, "precision": "bf16"},
+    }  # fmt: skip
+    before, after = (
+        prepare(make_scenario(table | {"framework_version": month})).layout.stage_blocks[0][1].saved_bytes
+        for month in ("2024-07", "2024-08")
+    )
+    assert before - after == 2 * (1 - 1 / 8) * 2 * 4096 * 4096 * 2

@@ -67,6 +67,17 @@ def test_what_a_source_leaves_open_is_unknown_in_the_file() -> None:
     assert table["plan"]["virtual_stages"]["weights"][0] == pytest.approx(0.7)
 
 
+def test_a_stored_run_may_list_what_an_unknown_fact_can_be() -> None:
+    stored = as_stored(run_of({**GPT_175B, "recompute": None}), "fit")
+    stored["scenario"]["plan"]["recompute"] = {"any_of": ["full", "none"], "weights": [0.9, 0.1]}
+    stored["usual"]["plan.recompute"] = "none"
+    run = run_of(stored)
+    assert run.scenario is not None
+    assert run.table is not None
+    assert run.scenario.plan.recompute == "none"
+    assert run.table["plan"]["recompute"] == {"any_of": ["full", "none"], "weights": [0.9, 0.1]}
+
+
 def test_facts_of_one_source_come_from_the_script_alone(tool: Any) -> None:
     plain = run_of(GPT_175B).scenario
     added = run_of(tool.amended(GPT_175B)).scenario

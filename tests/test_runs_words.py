@@ -87,7 +87,7 @@ def test_latent_attention_that_the_architecture_says_has_the_named_models_ranks(
     ("policy", "modules"),
     [
         ("save_dot_with_context_except_mlp", {"mlp", "layernorm"}), ("save_dot_except_mlp", {"mlp", "layernorm", "core_attn"}),
-        ("save_dot_except_mlpwi", {"mlp", "layernorm", "core_attn"}),
+        ("save_dot_except_mlpwi", {"mlp", "layernorm", "core_attn"}), ("minimal_flash", {"layernorm", "core_attn"}),
     ],
 )  # fmt: skip
 def test_policies_of_maxtext_recompute_what_they_do_not_keep(policy: str, modules: set[str]) -> None:

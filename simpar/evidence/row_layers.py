@@ -13,7 +13,7 @@ from simpar.specs.framework import FrameworkSpec
 RECOMPUTE_MODULES: Final = (
     (r"core.?att|core_attn|qk\^t|attention internals|minimal_flash", "core_attn"),
     (r"moe_act|swiglu output|\bmoe.act", "moe_act"),
-    (r"layernorm|rmsnorm", "layernorm"),
+    (r"layernorm|rmsnorm|minimal_flash", "layernorm"),
     (r"mla", "mla_up_proj"),
     (r"shared", "shared_experts"),
     (r"(?<![_.])\bmlp\b", "mlp"),
@@ -24,7 +24,8 @@ RECOMPUTE_MODULES: Final = (
     (r"save_dot_except_mlp", "core_attn"),
 )
 """Pattern in recompute_detail -> a module that is recomputed; several may match. The last are MaxText's policies, which keep the
-products around attention, with its own output or without (layers/decoders.py, get_remat_policy)."""
+products around attention, with its own output or without; minimal_flash keeps all products and attention's output, and norms run
+again (layers/decoders.py, get_remat_policy)."""
 
 _BLOCK: Final = re.compile(r"\bblock\b\D{0,20}(\d+)", re.IGNORECASE)
 """Full recomputation of so many layers of each virtual stage and no others: Megatron-LM's --recompute-method block."""

@@ -101,6 +101,17 @@ def filled(table: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]
     return found
 
 
+def keeping(sets: Mapping[str, Any], stored: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
+    """`sets`, with the values that a `stored` scenario lists itself (`{ any_of = [...] }`) at those of `paths` where it does."""
+    found = copy.deepcopy(dict(sets))
+    for path in paths:
+        section, _, key = path.partition(".")
+        own = stored[section].get(key)
+        if isinstance(own, Mapping) and "any_of" in own:
+            found[section][key] = copy.deepcopy(dict(own))
+    return found
+
+
 def _layers(table: Mapping[str, Any]) -> int:
     model = table["model"]
     shipped = load_model(model) if isinstance(model, str) else model_from_table(model)

@@ -4,9 +4,10 @@
     {"id": ..., "where": ..., "url": ..., "use": "fit", "group": {"source": ..., "gpu": ..., ...}, "scenario": {...},
      "usual": {"plan.recompute": "full"}, "assumed": [...], "measured": {"step_time_s": 1.2, ...}}
 
-A fact that the source does not state is `{"unknown": true}` in the scenario; `usual` holds what its framework did then. A run that
-simpar cannot express has `skipped`, the reason, in place of its scenario; `exclude` is the reason why a run does not count. What is
-not printed but follows from the source's other files is named in `inferred`, what rules filled in, in `assumed`.
+A fact that the source does not state is `{"unknown": true}` in the scenario, or `{"any_of": [...]}` where it can be these alone;
+`usual` holds what its framework did then. A run that simpar cannot express has `skipped`, the reason, in place of its scenario;
+`exclude` is the reason why a run does not count. What is not printed but follows from the source's other files is named in
+`inferred`, what rules filled in, in `assumed`.
 `python validation/tools/store_runs.py` writes them from flat rows.
 """
 
@@ -17,7 +18,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final, Literal
 
 from simpar.evidence.predicted import BubbleOf, Prediction, memory_of
-from simpar.evidence.row_open import filled, hidden, with_sets
+from simpar.evidence.row_open import filled, hidden, keeping, with_sets
 from simpar.specs.scenario import Scenario, make_scenario
 
 MemoryKind = Literal["allocated", "reserved", "device", "first_step", "band"]
@@ -146,4 +147,5 @@ def stored_run(raw: Mapping[str, Any], fallback_id: str) -> Run:
     if raw["scenario"] is None:
         return run
     table = filled(raw["scenario"], usual)
-    return run.expressed(make_scenario(table), table, tuple(usual), with_sets(table, usual))
+    sets = keeping(with_sets(table, usual), raw["scenario"], usual)
+    return run.expressed(make_scenario(table), table, tuple(usual), sets)

@@ -14,7 +14,7 @@ from simpar.parallel.degrees import Degrees
 from simpar.parallel.expert import expert_rows, fixes_tokens
 from simpar.parallel.libraries import library_of
 from simpar.parallel.split_options import SplitOptions
-from simpar.specs.architecture import TokenModel, has_experts
+from simpar.specs.architecture import TokenModel, has_experts, head_sizes
 from simpar.specs.framework import FrameworkSpec
 from simpar.specs.framework_options import dropout_of
 from simpar.specs.hardware import HardwareProfile
@@ -105,10 +105,10 @@ class Job:
         """Which kernels the framework runs layers with."""
         training, plan, spec, compiled = self.training, self.plan, self.framework, self.compiled
         own, fp8 = spec.kernels, training.narrow_in("linears")
-        model, tokens = self.scenario.model, training.micro_batch_size * training.sequence_length / plan.cp
-        width = (float(model.vocab_size), float(model.hidden_size)) if isinstance(model, TransformerSpec) else (1.0, 1.0)
+        tokens = training.micro_batch_size * training.sequence_length / plan.cp
         in_graph = training.compile == "loss" or (compiled and training.compile != "model")
-        loss = loss_of(spec, training.cross_entropy, compiled=in_graph, tp=plan.tp, sizes=(tokens, *width), pure=self.pure_bf16)
+        sizes = (tokens, *head_sizes(self.scenario.model))
+        loss = loss_of(spec, training.cross_entropy, compiled=in_graph, tp=plan.tp, sizes=sizes, pure=self.pure_bf16)
         narrow = fp8 and (not own.saves_gathered_input or training.precision in own.narrow_inputs)
         return KernelPlan(
             library=library_of(own, training, compiled=compiled, tp=plan.tp, math_attention=self._math_attention),

@@ -123,6 +123,8 @@ class Replays:
 
     def ratio(self, rank: int) -> float:
         """Reserved over allocated of a rank on a device without end, 1 or more."""
+        if self._layout.framework.allocator.planned:
+            return 1.0
         peak = self.peak(rank)
         return peak.reserved_bytes / peak.allocated_bytes if peak.allocated_bytes else 1.0
 

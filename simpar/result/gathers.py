@@ -228,6 +228,25 @@ def held_inputs(layout: Layout, block: LocalBlock) -> float:
     return held_by_frozen(layout, block) if fully_sharded(layout) and layout.plan.pp == 1 else 0.0
 
 
+def held_reductions(layout: Layout, block: LocalBlock) -> float:
+    """Bytes of a block's reduced gradients that stay from its backward to the end of the model's.
+
+    Replicas sum them up as wide as they are reduced, and FSDP2 holds what the all-reduce works on (AllReduceState of torch 2.13,
+    _fsdp_param_group.py); where gradients rest as wide, they are the same tensors.
+    """
+    state, replicas = layout.state_bytes, layout.mesh.dp * layout.mesh.cp // layout.shard_ranks
+    holds = fully_sharded(layout) and layout.plan.pp == 1 and layout.framework.data.fsdp_reduce_input_stays
+    if not holds or replicas == 1 or state.reduce <= state.gradient:
+        return 0.0
+    dense, experts = layout.trained(block)
+    return state.reduce * (dense / layout.shard_ranks + experts * layout.plan.shard_experts / layout.expert_shard_ranks)
+
+
+def held_to_the_end(layout: Layout, block: LocalBlock) -> float:
+    """Bytes that a block's backward leaves to the end of the model's: its input and that one's gradient, reduced gradients."""
+    return 2.0 * held_inputs(layout, block) + held_reductions(layout, block)
+
+
 def held_by_frozen(layout: Layout, block: LocalBlock) -> float:
     """The same where weights are fully sharded."""
     checkpointed = [name for name, _ in block.saved] == [STAGE_INPUT]

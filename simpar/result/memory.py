@@ -24,7 +24,7 @@ from simpar.result.gathers import (
     buffers_at_rest,
     frozen_parameters,
     fsdp_buffers,
-    held_inputs,
+    held_to_the_end,
     rests_unsharded,
     root_weights,
     sharded_more_moments,
@@ -196,10 +196,10 @@ def block_bytes(block: LocalBlock, begin: float, end: float, *, releases: bool) 
 
 
 def _freed(layout: Layout, blocks: Sequence[LocalBlock], sums: list[_BlockBytes]) -> list[_BlockBytes]:
-    """The same where backwards keep what they are done with (`held_inputs`) up to the last one."""
-    held = [held_inputs(layout, block) for block in blocks]
-    freed = [kept - 2.0 * each for (kept, *_), each in zip(sums, held, strict=True)]
-    freed[0] += 2.0 * sum(held)
+    """The same where backwards keep what they are done with up to the last one."""
+    held = [held_to_the_end(layout, block) for block in blocks]
+    freed = [kept - each for (kept, *_), each in zip(sums, held, strict=True)]
+    freed[0] += sum(held)
     return [(*each[:5], own) for each, own in zip(sums, freed, strict=True)]
 
 

@@ -24,6 +24,7 @@ from simpar.result.gathers import (
     gradient_buffers,
     head_gradient_bytes,
     held_inputs,
+    held_reductions,
     rests_unsharded,
     root_stays,
     sharded_more_moments,
@@ -233,7 +234,7 @@ class Sharded:
         own = [trace.ask(w * share * element) for w in weights]
         held = sum(weights) * share
         kept = held_inputs(self.layout, block)
-        self.held += [trace.ask(kept), trace.ask(kept)]
+        self.held += [trace.ask(kept), trace.ask(kept), trace.ask(held_reductions(self.layout, block))]
         if self._root(stage, index) and index:
             self.held += own  # they wait for those of the embedding
             return
@@ -248,7 +249,7 @@ class Sharded:
             trace.free(tensor)
         while index == 0 and self.held:
             trace.free(self.held.pop())
-        shard = trace.ask(held * state.reduce / self.layout.shard_ranks, "reduce_scatter")
+        shard = trace.ask(held * state.gradient / self.layout.shard_ranks, "reduce_scatter")
         if self.layout.gradients_away or (stage, index) in self.resting:
             trace.free(shard)
         else:

@@ -249,3 +249,11 @@ ModelSpec = Annotated[TransformerSpec | MlpSpec | CnnSpec | ArchitectureSpec, Fi
 def has_experts(model: object) -> bool:
     """Whether a model routes tokens to experts."""
     return isinstance(model, TokenModel) and model.moe is not None
+
+
+def head_sizes(model: object) -> tuple[float, float]:
+    """(Words, hidden size) of what a language model's loss works on; 1 and 1 of a model without words."""
+    if not isinstance(model, TokenModel):
+        return 1.0, 1.0
+    stream = model.text if isinstance(model, ArchitectureSpec) else model
+    return float(model.vocab_size), float(stream.hidden_size)

@@ -138,6 +138,7 @@ class Allocator(Policy):
         expandable_segments: the setting of the launch scripts; _one_node: of the script of a single node, not of several.
         pending_collectives: buffers of tensor-parallel collectives that are freed but not yet there for others, as the host runs
             ahead (torch before 2.8 records NCCL's stream on them); they count as reserved, not as allocated.
+        planned: the compiler gives every buffer of a step its place in one allocation before it runs, so that nothing is cached.
     """
 
     context_bytes: float = 0.0
@@ -153,6 +154,7 @@ class Allocator(Policy):
     expandable_segments: bool = False
     expandable_segments_one_node: bool = False
     pending_collectives: int = 0
+    planned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ NANOTRON: Final = (
         (2024, 1),
         {
             **TORCH, "fused_rope": True, "qkv_copies": 2 / 3, "layer_rounding": "cost", "zero_stage_with_pp": 1, "abilities": (),
+            "saves_gathered_input": True,
             # gradients and optimizer
             "gradients_persist": True, "gradient_adds": "always", "whole_gradient_bytes": 16.0,
             # data parallelism
@@ -66,8 +67,11 @@ NANOTRON: Final = (
         "_recv_meta reads shapes on the host before every receive. Host time from its launch-bound rows: 4.5 ms per layer and "
         "micro-batch from tp 2 on. Its pipelines over nodes take 2 ms more per tensor rank, layer and micro-batch: "
         "training.collective_checks (1.6 of them). Not explained: 6 to 10 ms more a layer where 16 or 32 tensor ranks lie on "
-        "several nodes without a pipeline, and 0.5 s for each send in some pipelines of 256 GPUs and of tp 32",
+        "several nodes without a pipeline, and 0.5 s for each send in some pipelines of 256 GPUs and of tp 32. "
+        "tensor_parallel/functional.py column_linear without async_communication: F.linear of what differentiable_all_gather gives",
     ),
+    Row((2024, 8), {"saves_gathered_input": False},
+        "nanotron 0adb3684 (2024-08-02): tp_recompute_allgather, on by default, keeps the part and gathers it again"),
 )  # fmt: skip
 """nanotron's behaviour; the constants without another source were read off its published sweep."""
 
@@ -310,9 +314,11 @@ XLA: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
              {**TORCH, "benchmarked": False, "compile": True,
               "abilities": (), "fused_activation": True, "fused_residual": True, "fused_rope": True,
               "zero_stage_default": 3, "parameter_bytes": 0.0, "static_routing": True, "dense_experts": ("nvidia",),
-              "fsdp_reduce_dtype": "bf16",
+              "fsdp_reduce_dtype": "bf16", "logits_fp32_copies_compiled": 0.5, "planned": True, "fragmentation": 1.0,
               "attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn"))},
-             "MaxText on XLA (SPMD FSDP), fusions assumed equal to a compiled torch graph; layers/moe.py dense_matmul: with a "
+             "MaxText on XLA (SPMD FSDP), fusions assumed equal to a compiled torch graph, that of the loss included, as part "
+             "of the one jitted step (train.py, loss_fn); BufferAssignment packs the step's temporaries into one allocation "
+             "(openxla/xla service/buffer_assignment.h, heap_simulator.h); layers/moe.py dense_matmul: with a "
              "capacity_factor einsums of each sequence with its mask, without a buffer for the worst case (ROCm blog, 2026-06); "
              "without one jax.lax.ragged_dot, which XLA expands to one product over all experts on NVIDIA GPUs (marin issue 7012: "
              "[262144, 2560] x [64, 2560, 1280] as [262144, 163840] through cuBLAS, jaxlib 0.10.1 and NGC 26.05), while hipBLASLt "
