@@ -264,7 +264,7 @@ class Optimizer(Policy):
         optimizer_traffic_bytes: HBM bytes moved per parameter updated, gradient clipping and the copy to the working weights
             included (fused Adam: read g, p, m, v and write p, m, v, bf16 copy = 30; the norm reads g once more = 34).
         host_update_bytes: host memory traffic per weight of an update on the CPU beside Adam's own.
-        whole_gradient_bytes: the same per parameter of a rank: norm, clipping and zeroing of a buffer that is never sharded.
+        whole_gradient_bytes: the same per gradient of the rank's buffer: norm, clipping and zeroing of all that ZeRO 2 and 3 leave.
         optimizer_post_validation: with a split backward no rank waits for the others before its update; it is validated after the
             fact and rolled back if the global norm asks for it.
     """
