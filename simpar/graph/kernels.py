@@ -238,9 +238,8 @@ def _rope(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     price, forward, backward, launches = ("rope", 4.0, 4.0, 2) if fused else ("composite", 21.0, 27.0, 8)
     if turned:  # a cast to fp32 (6), the product (8) and a cast back (6), backward the same
         forward, backward, launches = 20.0, 20.0, 6
-    elif (
-        library.wide_rope and not fused
-    ):  # cast (6), product (8), negated half (4), joined (8), product (8), sum (12), cast back (6)
+    elif library.wide_rope and not fused:
+        # Cast (6), product (8), half with its sign turned (4), joined (8), product (8), sum (12), cast back (6).
         forward, backward, launches = 52.0, 68.0, 14
     elif plan.autocast and not fused:
         # Sine and cosine have the dtype of the stream, and attention casts what they make.
