@@ -197,6 +197,65 @@ def test_gelus_that_models_write_out_are_chains_wherever_they_are_not_fused(name
 
 
 @pytest.mark.torch
+def test_norms_of_queries_and_keys_are_chains_where_norms_are() -> None:
+    """RMSNorm over heads of 128 as transformers writes it, of queries and of keys; one kernel each where norms are one."""
+    torch = pytest.importorskip("torch")
+    from torch_traffic import _Counter
+
+    weight = torch.ones(128, dtype=torch.bfloat16, requires_grad=True)
+    x = torch.randn(4096, 128, dtype=torch.bfloat16, requires_grad=True)
+    with _Counter(frozenset()) as forward:
+        wide = x.float()
+        y = weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+    gradient = torch.ones_like(y)
+    with _Counter(frozenset()) as backward:
+        y.backward(gradient)
+    model = load_model("qwen3-32b")
+    assert isinstance(model, TransformerSpec)
+    layer = token_network(model, 1, 16).layers[1]
+
+    def found(*, fused: bool) -> Kernel:
+        plan = KernelPlan(Kernels(fused_norm=fused))
+        return next(k for k in kernels(layer, plan) if k.node.name == "attention/qk_norm")
+
+    chain = found(fused=False)
+    assert (chain.price, chain.launches) == ("composite", 16)
+    assert [each for _, each in chain.forward] == pytest.approx([forward.moved / x.numel()] * 2, rel=0.01)
+    assert [each for _, each in chain.backward] == pytest.approx([backward.moved / x.numel()] * 2, rel=0.03)
+    one = found(fused=True)
+    assert (one.price, one.launches, [each for _, each in one.forward]) == ("norm", 2, [4.0, 4.0])
+
+
+@pytest.mark.torch
+def test_rotary_embeddings_by_halves_may_be_in_fp32() -> None:
+    """torchtitan's apply_rotary_emb_cos_sin, as its dispatcher sees it, of Qwen3's queries and keys; not in a compiled graph."""
+    torch = pytest.importorskip("torch")
+    from torch_traffic import _Counter
+
+    cosine = torch.ones(256, 1, 128)
+    x = torch.randn(256, 40, 128, dtype=torch.bfloat16, requires_grad=True)
+    with _Counter() as forward:
+        wide = x.float()
+        y = ((wide * cosine) + (torch.cat((-wide[..., 64:], wide[..., :64]), -1) * cosine)).type_as(x)
+    gradient = torch.ones_like(y)
+    with _Counter() as backward:
+        y.backward(gradient)
+    model = load_model("qwen3-32b")
+    assert isinstance(model, TransformerSpec)
+    layer = token_network(model, 1, 16).layers[1]
+
+    def found(*, fused: bool) -> Kernel:
+        plan = KernelPlan(Kernels(fused_rope=fused, wide_rope=True))
+        return next(k for k in kernels(layer, plan) if k.node.name == "attention/rope")
+
+    chain = found(fused=False)
+    assert (chain.price, chain.launches) == ("composite", 14)
+    assert [each for _, each in chain.forward] == pytest.approx([forward.moved / x.numel()] * 2, rel=0.01)
+    assert [each for _, each in chain.backward] == pytest.approx([backward.moved / x.numel()] * 2, rel=0.01)
+    assert found(fused=True).price == "rope"
+
+
+@pytest.mark.torch
 def test_a_stream_of_fp32_moves_what_torch_counts() -> None:
     """Norm, rotary embedding and residual sum of transformers' Llama with fp32 weights under autocast."""
     torch = pytest.importorskip("torch")

@@ -116,13 +116,19 @@ def test_apex_has_one_way() -> None:
 
 
 def test_whole_gradients_are_read_whatever_the_optimizer() -> None:
+    """Megatron's 16 bytes: a buffer of all gradients under ZeRO 1, of a rank's half where its own FSDP has sharded them."""
     for optimizer in ("adamw", "sgd"):
-        scenario = small(optimizer, framework="nanotron", gpus=2, zero_stage=1)
-        spec = Layout.of(scenario, 1).framework
-        found = [w for w in works(scenario) if isinstance(w, MemoryWork)]
-        assert [w.bytes_moved for w in found] == (
-            [WEIGHTS * spec.optimizer.whole_gradient_bytes] if spec.optimizer.whole_gradient_bytes else []
-        )
+        for framework, stage, held in (("megatron-core", 1, WEIGHTS), ("megatron-core", 3, WEIGHTS / 2)):
+            scenario = small(optimizer, framework=framework, gpus=2, zero_stage=stage)
+            found = [w.bytes_moved for w in works(scenario) if isinstance(w, MemoryWork)]
+            assert found == pytest.approx([16.0 * held])
+
+
+@pytest.mark.parametrize(("framework", "copied"), [("megatron-core", 6.0), ("megatron-bridge", 0.0)])
+def test_megatrons_own_fsdp_fills_its_buckets(framework: str, copied: float) -> None:
+    """A 16-bit gradient read, written in fp32; matmuls that add into the bucket leave nothing to copy."""
+    scenario = small("adamw", framework=framework, gpus=2, zero_stage=3)
+    assert Layout.of(scenario, 1).options.reduce_copy_bytes == copied
 
 
 def test_muon_multiplies_every_matrix_of_the_layers() -> None:

@@ -67,7 +67,8 @@ def update_price(layout: Layout, stages: Sequence[int], work: Pricing, norm_s: f
         # Up for the update and down again: two directions of one link.
         parts.append(work(HostCopy(own * kind.moments)))
     if spec.optimizer.whole_gradient_bytes:
-        parts.append(scaled(work(MemoryWork("copy", sum(weights) * spec.optimizer.whole_gradient_bytes)), calibration.memory))
+        held = own if layout.plan.zero_stage >= 2 else sum(weights)  # as much as a rank's buffer of gradients holds by then
+        parts.append(scaled(work(MemoryWork("copy", held * spec.optimizer.whole_gradient_bytes)), calibration.memory))
     gathers: list[Price] = []
     if not layout.plan.shard_experts and weights[1] and layout.placement("edp").size > 1:
         gathers.append(work(Collective("all_reduce", weights[1] * layout.state_bytes.reduce, "edp")))

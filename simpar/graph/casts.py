@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from simpar.graph.kernel_types import HALF, KernelPlan
-from simpar.graph.types import Attention, Einsum, Layer, Node, Norm
+from simpar.graph.types import Attention, Einsum, Elementwise, Layer, Node, Norm
 
 GATHERED: Final = "fp8_gathered"
 """Recipe of scales per tensor with weights that arrive in fp8."""
@@ -166,3 +166,14 @@ def engine_casts(precision: str, architecture: str, scaling: str) -> EngineCasts
     return {
         "fp8-block": EngineCasts(3.0, 1.0), "mxfp8": EngineCasts(3.0, 1.0), "nvfp4": EngineCasts(4.5, 0.5, norms=True),
     }.get(precision)  # fmt: skip
+
+
+def cast_inputs(layer: Layer, node: Node, plan: KernelPlan) -> int:
+    """Copies in 16 bits that autocast makes of what a product reads: one for each linear behind a norm or on the stream itself,
+    a compiler one for all."""
+    if not plan.autocast or not isinstance(node, Einsum) or not node.weight:
+        return 0
+    made_by = layer.producer.get(node.inputs[0])
+    summed = isinstance(made_by, Elementwise) and made_by.op in ("residual", "dropout")
+    norm = isinstance(made_by, Norm) and not made_by.over
+    return (node.linears if plan.autocast == "own" else 1) if made_by is None or norm or summed else 0

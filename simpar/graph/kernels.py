@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from simpar.graph.attention_kernels import attention
-from simpar.graph.casts import narrow_copies
+from simpar.graph.casts import cast_inputs, narrow_copies
 from simpar.graph.kernel_types import HALF, Axes, Kept, Kernel, KernelPlan, Traffic, kept_whole
 from simpar.graph.types import (
     GELUS,
@@ -42,13 +42,16 @@ def _input(layer: Layer, node: Node) -> Axes:
 
 def _norm(layer: Layer, node: Norm, plan: KernelPlan) -> Kernel:
     """One kernel, as torch's layer norm always is; or, as its dispatcher sees it, RMSNorm in fp32 and back (8 kernels, 17
-    backward). Under autocast it reads and makes fp32 (6 kernels, 14 backward)."""
+    backward), of queries and of keys too. Under autocast it reads and makes fp32 (6 kernels, 14 backward), but for queries and
+    keys, which come from a product in 16 bits."""
     one = plan.library.fused_norm or node.kind == "layernorm"
     wide = 2.0 if plan.autocast else 1.0
     if node.over:
         pairs = tuple(zip(node.saved, node.over, strict=True))
         kept = tuple(Kept(name, axes, HALF) for name, axes in pairs) if one else tuple(k for p in pairs for k in _in_fp32(*p, plan))
-        return Kernel(node, "norm", tuple((a, 4.0) for a in node.over), tuple((a, 6.0) for a in node.over), len(node.over), kept)
+        price, forward, backward, launches = ("norm", 4.0, 6.0, 1) if one else ("composite", *RMSNORM_CHAIN)
+        moved, back = (tuple((axes, each) for axes in node.over) for each in (forward, backward))
+        return Kernel(node, price, moved, back, launches * len(node.over), kept)
     axes = _input(layer, node)
     stats = Kept(f"{node.name}_stats", axes[:-1], 8.0 if node.kind == "layernorm" else 4.0)
     if one:
@@ -62,7 +65,14 @@ def _norm(layer: Layer, node: Norm, plan: KernelPlan) -> Kernel:
     if plan.autocast:
         kept = (Kept(f"{node.name}_fp32", axes, 4.0), Kept(f"{node.name}_normed", axes, 4.0, of_weight=True), stats, *gates)
         return Kernel(node, "composite", ((axes, 28.0),), ((axes, 92.0),), 6, kept)
-    return Kernel(node, "composite", ((axes, 36.0),), ((axes, 95.0),), 8, (*_in_fp32(node.name, axes, plan), stats, *gates))
+    forward, backward, launches = RMSNORM_CHAIN
+    kept = (*_in_fp32(node.name, axes, plan), stats, *gates)
+    return Kernel(node, "composite", ((axes, forward),), ((axes, backward),), launches, kept)
+
+
+RMSNORM_CHAIN: Final = (36.0, 95.0, 8)
+"""Bytes per element forward and backward, and kernels, of RMSNorm in fp32 and back where elementary kernels make it: a cast to fp32
+(6), its square (8), the mean (4), the product with the root (8), the cast back (6) and the product with the weight (4)."""
 
 
 def _in_fp32(name: str, axes: Axes, plan: KernelPlan) -> tuple[Kept, Kept]:
@@ -87,17 +97,6 @@ def _product(layer: Layer, node: Einsum | Convolution, plan: KernelPlan) -> Kern
         each = read * _input_bytes(layer, node.inputs[0], plan)
         return Kernel(node, keeps=(Kept(f"{node.name}_cast_in", layer.tensor[node.inputs[0]].axes, each),))
     return Kernel(node, keeps=tuple(kept_whole(layer, name, _input_bytes(layer, name, plan)) for name in node.inputs))
-
-
-def cast_inputs(layer: Layer, node: Node, plan: KernelPlan) -> int:
-    """Copies in 16 bits that autocast makes of what a product reads: one for each linear behind a norm or on the stream itself,
-    a compiler one for all."""
-    if not plan.autocast or not isinstance(node, Einsum) or not node.weight:
-        return 0
-    made_by = layer.producer.get(node.inputs[0])
-    summed = isinstance(made_by, Elementwise) and made_by.op in ("residual", "dropout")
-    norm = isinstance(made_by, Norm) and not made_by.over
-    return (node.linears if plan.autocast == "own" else 1) if made_by is None or norm or summed else 0
 
 
 def _convolution(layer: Layer, node: Convolution, plan: KernelPlan) -> Kernel:
@@ -239,6 +238,9 @@ def _rope(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     price, forward, backward, launches = ("rope", 4.0, 4.0, 2) if fused else ("composite", 21.0, 27.0, 8)
     if turned:  # a cast to fp32 (6), the product (8) and a cast back (6), backward the same
         forward, backward, launches = 20.0, 20.0, 6
+    elif library.wide_rope and not fused:
+        # Cast (6), product (8), half with its sign turned (4), joined (8), product (8), sum (12), cast back (6).
+        forward, backward, launches = 52.0, 68.0, 14
     elif plan.autocast and not fused:
         # Sine and cosine have the dtype of the stream, and attention casts what they make.
         forward, backward = 36.0, 54.0

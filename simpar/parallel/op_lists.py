@@ -6,10 +6,10 @@ that reads it. Overlap says which ops run beside which: it never leaves work out
 
 from __future__ import annotations
 
-from simpar.graph.casts import QUANTIZE, casts
+from simpar.graph.casts import QUANTIZE, cast_inputs, casts
 from simpar.graph.differentiate import needs_weight_gradient
 from simpar.graph.kernel_types import Kernel
-from simpar.graph.kernels import cast_inputs, product_of
+from simpar.graph.kernels import product_of
 from simpar.graph.shard import Stretch
 from simpar.graph.types import Attention, Convolution, Custom, Einsum, Layer, Node, Permute, Scan
 from simpar.parallel import context, expert

@@ -47,8 +47,8 @@ class Kernels(Policy):
         fused_rope: rotary embedding of queries and keys as one kernel.
         fused_scaled_rope: also where sine and cosine have a factor (YaRN).
         complex_rope: rotary embeddings are products of complex numbers in fp32, in kernels of their own even in a compiled graph
-            (Inductor generates no code for complex numbers and calls the eager kernels), but for models that norm their queries
-            and keys or have such a factor.
+            (Inductor calls the eager ones), but for models that norm their queries and keys or have such a factor.
+        wide_rope: outside of a compiled graph those by halves are in fp32 too.
         fused_expert_bias: experts' biases and the clamp of their activation inside the grouped kernels, see graph/kernels.py.
         fused_clamp: the clamp alone is part of the activation's kernel, as in any compiled graph.
         fused_softmax: attention without flash kernels uses Megatron's scale-mask-softmax kernel; False: a chain of torch's.
@@ -57,8 +57,7 @@ class Kernels(Policy):
         recompute_stops_early: full recomputation makes no more than the tensors that the backward reads (torch's checkpoint that is
             not reentrant, since 2.1), as it does in any compiled graph; False: it runs the whole layer.
         saves_gathered_input: a column-parallel matmul saves its gathered input and does not gather again (torch eager).
-        gather_copies: how often what tensor ranks gather along the sequence, or scatter, is copied into order: once by torch's
-            functional collectives, twice where these are lists of parts.
+        gather_copies: times that what tensor ranks gather along the sequence, or scatter, is put in order (lists of parts: twice).
         repeats_keys: keys and values are copied to as many heads as queries have, and kept so.
         value_views, expert_output_fp32, unfused_attention_fp32: see graph/attention_kernels.py.
         expert_output_bytes: where scores weigh experts' outputs in fp32, HBM bytes per element that eager kernels move for it,
@@ -123,6 +122,7 @@ class Kernels(Policy):
     fused_rope: bool = True
     fused_scaled_rope: bool = True
     complex_rope: bool = False
+    wide_rope: bool = False
     fused_expert_bias: bool = False
     fused_clamp: bool = False
     fused_softmax: bool = True
@@ -264,7 +264,7 @@ class Optimizer(Policy):
         optimizer_traffic_bytes: HBM bytes moved per parameter updated, gradient clipping and the copy to the working weights
             included (fused Adam: read g, p, m, v and write p, m, v, bf16 copy = 30; the norm reads g once more = 34).
         host_update_bytes: host memory traffic per weight of an update on the CPU beside Adam's own.
-        whole_gradient_bytes: the same per parameter of a rank: norm, clipping and zeroing of a buffer that is never sharded.
+        whole_gradient_bytes: the same per gradient of the rank's buffer: norm, clipping and zeroing of all that ZeRO 2 and 3 leave.
         optimizer_post_validation: with a split backward no rank waits for the others before its update; it is validated after the
             fact and rolled back if the global norm asks for it.
     """

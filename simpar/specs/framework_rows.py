@@ -102,6 +102,9 @@ _MEGATRON: Final = (
         {"loss": "fused", "cross_entropy_all_reduces": 2},
         "Scripts that come with benchmarks of core 0.10 and later pass --cross-entropy-loss-fusion, two all-reduces (Megatron-LM "
         "examples/llama/train_llama3_8b_h100_fp8.sh, Pai-Megatron-Patch examples/qwen3/run_mcore_qwen3.sh)"),
+    Row((2025, 3), {"fsdp_reduce_copy_bytes": 6.0},
+        "Megatron-LM core 0.11 has fully sharded weights of its own, without gradient_accumulation_fusion (arguments.py): their "
+        "hook copies each 16-bit gradient into the fp32 bucket that is reduced (distributed/fsdp megatron_fsdp.py _grad_acc)"),
     Row((2025, 5),
         {"weight_gradients": "shapes", "logits_fp32_copies_fused": 0.0, "pending_collectives": 0,
          "loss_work": (_LOSS_CHAINS[0], LOSS_WORK[0])},
@@ -170,8 +173,9 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
     "megatron-bridge": (
         "nemo",
         (
-            Row((2025, 9), {"fused_operations": (), "logits_fp32_copies": 1.0},
+            Row((2025, 9), {"fused_operations": (), "logits_fp32_copies": 1.0, "fsdp_reduce_copy_bytes": 0.0},
                 "Megatron-Bridge recipes; its fp8_cs is current scaling; perf_recipes/_common.py: no operation fuser; "
+                "set_megatron_fsdp_overrides: gradient_accumulation_fusion, so that matmuls write into the buckets; "
                 "models/gpt_provider.py fuses the loss and names no implementation: Megatron-LM's own "
                 "(fusions/fused_cross_entropy.py), compiled by torch: fp32 logits beside the 16-bit ones, then their softmax "
                 "beside the gradient"),

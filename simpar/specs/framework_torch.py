@@ -153,8 +153,9 @@ TORCHTITAN: Final = (
         "torch 2.11 comes with cuDNN 9.19 (2.10 with 9.10); torchtitan ChunkedLossWrapper as the default; PR 2357: "
         "one list of saved ops for all models; torchao's nvfp4 linear saves its input in 4 bits; torchtitan "
         "components/quantization/nvfp4.md: the recipes leave the last 15 % of the layers and the head in bf16"),
-    Row((2026, 4), {"expert_output_bytes": (20.0, 36.0), "expert_rows": "sorted", "expert_order": "indexed"},
-        "torchtitan PR 2775 (2026-04-06): multiplied and added again, deterministically; PR 2774: no padding in 16 bits"),
+    Row((2026, 4), {"expert_output_bytes": (20.0, 36.0), "expert_rows": "sorted", "expert_order": "indexed", "wide_rope": True},
+        "torchtitan PR 2775 (2026-04-06): multiplied and added again, deterministically; PR 2774: no padding in 16 bits; PR 2575 "
+        "(2026-03-14): apply_rotary_emb_cos_sin (Qwen3, GPT-OSS) turns queries and keys into fp32"),
     Row((2026, 5), {"eager_experts": False}, "torchtitan PR 2741 (2026-04-14): layers with experts compile as a whole"),
     Row((2026, 6), {"attention": (("", "flex"),), "linears_apart": LINEARS_APART[1:]},
         "torchtitan PR 3571: language models run FlexAttention on its Triton kernels; PR 3714: one linear for queries, keys and "
