@@ -27,7 +27,6 @@ def _further(k: Keys, h: int) -> Weights:
 def _beit(k: Keys, h: int) -> Weights:
     """Masked tokens and relative positions by layer, where they are used; keys without bias."""
     depth, heads = k.number("num_hidden_layers"), k.number("num_attention_heads")
-    k.get("use_mean_pooling", "auxiliary_channels", "auxiliary_num_convs", "auxiliary_concat_input", "vocab_size")
     rows = (2 * (k.number("image_size") // k.number("patch_size")) - 1) ** 2 + 3
     tables = depth if k.get("use_relative_position_bias", default=False) else 0
     tables += bool(k.get("use_shared_relative_position_bias", default=False))
@@ -66,7 +65,6 @@ class Vit:
             k.config = {"num_channels": 1, **k.config}
         if k.model_type == "videomae":
             k.config = {"temporal_patch_size": k.number("tubelet_size", default=2), **k.config}
-            k.get("num_frames")
         stack = vision_stack(k, ALONE[k.model_type]).model_copy(update={"tower": False})
         h = stack.hidden_size
         pooled = k.model_type in ("vit", "deit")

@@ -36,9 +36,8 @@ def audio_stack(file: Keys, k: Keys, tower: AudioTower, text: int) -> StackSpec:
     """The layers of an audio encoder with its stem and projector; `text` is the text's width."""
     h, depth = k.number("d_model", "hidden_size"), k.number("encoder_layers", "num_hidden_layers")
     heads, width = k.number("encoder_attention_heads", "num_attention_heads"), k.number("encoder_ffn_dim", "intermediate_size")
-    k.get("n_window", "n_window_infer", "conv_chunksize", "vocab_size")
+    k.get("n_window", "n_window_infer", "conv_chunksize", "vocab_size", "num_hidden_layers")
     file.get("head_dim")
-    k.get("num_hidden_layers")
     kv, dim = k.get("num_key_value_heads", default=heads), k.get("head_dim", default=h // heads)
     if tower.square:
         k.meet("head_dim", dim, h / heads, f"hidden_size / num_attention_heads ({heads})")
@@ -115,7 +114,6 @@ def _omni(file: Keys, k: Keys, h: int, text: int) -> Weights:
 
 def _adapter(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """dots3: a norm and two layers."""
-    k.get("adapter_input_size", "feature_size")
     out = k.number("adapter_out_dim", default=text)
     return (norm_extra("adapter_norm", "layernorm", h), *mlp2("adapter", h, out, out))
 

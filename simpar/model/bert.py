@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from simpar.model.decoder import Decoder, StepNorm, Weights
 from simpar.model.pieces import depthwise, linear, lookup, matrix, norm_extra, vector
@@ -36,13 +36,12 @@ class BertKind:
 class Bert(Decoder):
     """An encoder with learned positions; a dense layer and a norm before the tied head."""
 
-    settled: ClassVar[tuple[str, ...]] = ("add_cross_attention",)
-
     @property
     def kind(self) -> BertKind:
         return KINDS.get(self.k.model_type, BertKind())
 
     def layer_types(self) -> list[str]:
+        self.k.get("add_cross_attention")
         return ["bidirectional"] * self.num_layers
 
     def attention_fields(self, i: int) -> dict[str, Any]:
@@ -116,8 +115,6 @@ class FNet(Bert):
 
 class Esm(Bert):
     """ESM 2: rotary or learned positions, a norm before the layers only where the file says so."""
-
-    settled: ClassVar[tuple[str, ...]] = ("is_folding_model",)
 
     def tables(self, width: int) -> Weights:
         rotary = self.k.get("position_embedding_type", default="absolute") == "rotary"
@@ -266,7 +263,6 @@ def _nystrom(d: Decoder, i: int) -> dict[str, Any]:
     """Landmarks in place of all keys, and a depthwise convolution over the values."""
     taps = d.k.get("conv_kernel_size", default=65)
     conv = (depthwise("convolution", taps, d.heads),) if taps else ()
-    d.k.get("inv_coeff_init_option")
     return {"keys": 2 * d.k.number("num_landmarks", default=64), "extra": conv}
 
 

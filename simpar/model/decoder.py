@@ -34,8 +34,6 @@ class Decoder:
 
     streams: ClassVar[str] = ""
     """Key of the residual streams that run side by side, of a family with more than one."""
-    settled: ClassVar[tuple[str, ...]] = ()
-    """Keys that a family's files have and that say nothing which its reader does not know; those of its parents count too."""
 
     def __init__(self, keys: Keys, family: Family) -> None:
         self.k, self.f = keys, family
@@ -54,7 +52,6 @@ class Decoder:
         self.changes: dict[int, dict[str, Any]] = {int(i): v for i, v in changes.items()}
         self.types = self.layer_types()
         keys.used.update(UNDERSTOOD)
-        keys.used.update(name for reader in type(self).__mro__ for name in getattr(reader, "settled", ()))
         named = (s for s in (family.qkv_bias, family.o_bias, family.mlp_bias, family.qk_norm) if isinstance(s, str))
         keys.used.update(name for setting in named for name in setting.split("|"))
         if keys.get("sparse_config"):  # InfLLM v2 (MiniCPM 4): blocks are skipped beyond `dense_len` tokens

@@ -102,7 +102,6 @@ class T5(EncoderDecoder):
             )
         named = str(keys.get("feed_forward_proj", default="relu")).startswith("gated")
         self.gated = bool(keys.config.get("is_gated_act", named))
-        keys.get("relative_attention_max_distance", "n_positions", "dense_act_fn")
 
     def head_dim(self, side: int) -> int:
         return self.k.number("d_kv")
@@ -119,7 +118,6 @@ class LongT5(T5):
     def attention(self, side: int, **changes: Any) -> AttentionSpec:
         local = self.k.get("encoder_attention_type", default="local")
         radius = self.k.number("local_radius", default=127)
-        self.k.get("global_block_size")
         return super().attention(side, **({"window": radius} if local == "local" and not side else {}), **changes)
 
     def architecture(self) -> ArchitectureSpec:
@@ -145,7 +143,6 @@ class Switch(T5):
         if step is None:
             sparse = self.k.get(f"num_sparse_{name}_layers", default=0)
             step = layers // sparse if sparse else layers
-        self.k.get("num_sparse_encoder_layers", "num_sparse_decoder_layers")
         if (step and i % step == 1) or step == 1:
             return ExpertsSpec(
                 num_experts=self.k.number("num_experts"),
@@ -224,7 +221,6 @@ class NllbMoe(M2m):
 
     def feed_forward(self, side: int, i: int) -> BranchSpec:
         step = self.k.number(f"{SIDES[side]}_sparse_step", default=4)
-        self.k.get("num_hidden_layers")
         if step == 0 or (i + 1) % step:
             return super().feed_forward(side, i)
         number, bias = self.k.number("num_experts"), bool(self.k.get("router_bias", default=False))
@@ -243,7 +239,6 @@ class SpeechToText(M2m):
             return ()
         sizes, middle = self.k.get("conv_kernel_sizes", default=[5, 5]), self.k.number("conv_channels", default=1024)
         inputs = self.k.number("input_feat_per_channel", default=80) * self.k.get("input_channels", default=1)
-        self.k.get("num_conv_layers")
         last = len(sizes) - 1
         return tuple(
             linear(f"convolution_{n}", size * (inputs if n == 0 else middle // 2), 2 * self.hidden if n == last else middle)
@@ -266,7 +261,6 @@ class T5Gemma:
         fields, words = decoder.outside(), encoder.vocabulary()
         own = lookup("own_words", words, encoder.hidden)
         tied = bool(self.k.get("tie_word_embeddings", default=True))
-        self.k.get("vocab_size")
         stacks = (one, decoder.stack().model_copy(update={"layers": layers}))
         return ArchitectureSpec(**{**fields, "extra": (*fields["extra"], own), "tie_word_embeddings": tied}, stacks=stacks)
 
@@ -275,7 +269,6 @@ class Gemma2Stack(Decoder):
     """One side of T5Gemma."""
 
     def attention_fields(self, i: int) -> dict[str, Any]:
-        self.k.get("cross_attention_hidden_size")
         return {**super().attention_fields(i), "causal": bool(self.k.config.get("is_decoder"))}
 
     def with_cross(self, layer: LayerSpec, width: int) -> LayerSpec:

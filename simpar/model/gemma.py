@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from simpar.model.decoder import Decoder, Weights
 from simpar.model.pieces import lookup, matrix, vector
@@ -13,7 +13,6 @@ class Gemma3n(Decoder):
     """Four streams mixed by AltUp, low-rank LAuReL branches, per-layer embeddings, keys shared by the last layers."""
 
     streams = "altup_num_inputs"
-    settled: ClassVar[tuple[str, ...]] = ("activation_sparsity_pattern", "altup_active_idx")
 
     def intermediate(self, i: int) -> int:
         width = self.k.get("intermediate_size", default=16384)

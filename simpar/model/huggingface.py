@@ -210,6 +210,7 @@ def _text_keys(keys: Keys) -> Keys | None:
         return inside
     if keys.has(*VISION) or (parent in TYPE_OF_PARENT and parent != "mllama"):
         flat = Keys(keys.config, keys.file, "", like)
+        keys.used |= flat.used
         flat.used = keys.used
         keys.children.append(flat)
         return flat

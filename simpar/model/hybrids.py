@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from simpar.model.decoder import MAMBA, Decoder, Weights
 from simpar.model.family import Layout
@@ -119,7 +119,6 @@ class FalconH1(Decoder):
 
     def mixer(self, i: int) -> tuple[BranchSpec, ...]:
         norm = bool(self.k.get("mamba_rms_norm", default=False))
-        self.k.get("mlp_expansion_factor", "mamba_expand")  # the class takes intermediate_size and mamba_d_ssm
         return (self.attention(i), mamba2(self, out_norm=norm, bias=bool(self.k.get("mamba_proj_bias", default=False))))
 
 
@@ -128,8 +127,6 @@ NEMOTRON_LETTERS = {"M": "mamba", "*": "full_attention", "-": "mlp", "E": "moe"}
 
 class NemotronH(Decoder):
     """One mixer or feed-forward per layer, by a string of letters."""
-
-    settled: ClassVar[tuple[str, ...]] = ("num_query_groups",)
 
     def __init__(self, keys: Any, family: Any) -> None:
         pattern = keys.get("hybrid_override_pattern")
@@ -171,8 +168,6 @@ class NemotronH(Decoder):
 
 class Zamba2(Decoder):
     """Mamba 2 everywhere; at hybrid layers a shared block of attention and feed-forward on two streams side by side."""
-
-    settled: ClassVar[tuple[str, ...]] = ("num_query_groups", "kv_channels", "ffn_hidden_size", "lora_rank")
 
     def layer_types(self) -> list[str]:
         given = self.k.listed("layers_block_type", "layer_types")
@@ -231,8 +226,6 @@ class Zamba2(Decoder):
 class Zamba(Zamba2):
     """Mamba 1 with one shared block, without adapters."""
 
-    settled: ClassVar[tuple[str, ...]] = ("attn_layer_period", "attn_layer_offset", "n_mamba_heads", "attention_hidden_size")
-
     def layer_type(self, i: int) -> str:
         period, offset = self.k.number("attn_layer_period", default=6), self.k.get("attn_layer_offset", default=4)
         return "hybrid" if i == 2 or (i > 2 and (i - 3) % period == offset) else "mamba"
@@ -249,11 +242,6 @@ class Zamba(Zamba2):
 
 class Lfm(Decoder):
     """Gated short convolutions with attention at listed layers (LFM2, LFM3)."""
-
-    settled: ClassVar[tuple[str, ...]] = (
-        "conv_L_cache", "conv_bias", "block_dim", "block_use_swiglu", "conv_dim", "conv_dim_out", "num_heads", "block_multiple_of",
-        "block_ff_dim",
-    )  # fmt: skip
 
     def layer_types(self) -> list[str]:
         full = self.k.get("full_attn_idxs")
@@ -312,8 +300,6 @@ class Phi4Flash(Decoder):
 
 class RecurrentGemma(Decoder):
     """Two recurrent layers for each one of local attention."""
-
-    settled: ClassVar[tuple[str, ...]] = ("lru_width", "conv1d_width")
 
     def layer_types(self) -> list[str]:
         given = self.k.listed("layers_block_type", "layer_types")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from simpar.model.decoder import Decoder, Weights
 from simpar.model.family import Layout
@@ -85,7 +85,6 @@ class OlmoHybrid(QwenNext):
 class KimiLinear(Decoder):
     """Kimi Delta Attention, three to one with latent attention without positions."""
 
-    settled: ClassVar[tuple[str, ...]] = ("mla_use_nope", "attn_res_block_size", "use_grouped_topk")
     decay_rank_is_head = True
 
     def layer_types(self) -> list[str]:
@@ -138,8 +137,6 @@ class BailingHybrid(KimiLinear):
 
 class BailingLinear(Decoder):
     """Ling and Ring linear 2.0: lightning attention with norms of queries and keys, one softmax layer in `layer_group_size`."""
-
-    settled: ClassVar[tuple[str, ...]] = ("group_norm_size",)
 
     def layer_type(self, i: int) -> str:
         group = self.k.number("layer_group_size", default=1)

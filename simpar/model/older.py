@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from simpar.model.decoder import Decoder, Weights
 from simpar.model.family import Layout
@@ -144,8 +144,6 @@ class StableLm(Cohere):
 class ChatGlm(Decoder):
     """ChatGLM 2 to 4: few key heads where the file says so, a padded vocabulary."""
 
-    settled: ClassVar[tuple[str, ...]] = ("post_layer_norm",)
-
     def __init__(self, keys: Any, family: Any) -> None:
         super().__init__(keys, family)
         grouped = keys.get("multi_query_attention", default=False)
@@ -158,8 +156,6 @@ class ChatGlm(Decoder):
 class Qwen1(Decoder):
     """The first Qwen: the file's width counts both halves of the gated product."""
 
-    settled: ClassVar[tuple[str, ...]] = ("no_bias",)
-
     def intermediate(self, i: int) -> int:
         return self.k.number("intermediate_size") // 2
 
@@ -171,7 +167,6 @@ class OpenElm(Decoder):
         given = {"hidden_size": keys.config.get("model_dim"), "num_hidden_layers": keys.config.get("num_transformer_layers")}
         self.kv, self.q = keys.listed("num_kv_heads") or [1], keys.listed("num_query_heads") or [1]
         keys.config = {**keys.config, **given, "num_key_value_heads": self.kv[0], "num_attention_heads": self.q[0]}
-        keys.get("model_dim", "num_transformer_layers", "num_kv_heads", "num_gqa_groups", "ffn_with_glu")
         super().__init__(keys, family)
 
     def attention_fields(self, i: int) -> dict[str, Any]:
@@ -199,8 +194,6 @@ class DeciLm(Decoder):
 class Arctic(Decoder):
     """Dense feed-forwards beside the experts (Snowflake Arctic): attention and dense in one residual step each, experts from
     the layer's input."""
-
-    settled: ClassVar[tuple[str, ...]] = ("parallel_attn_mlp_res", "moe_vocab_size")
 
     def is_expert_layer(self, i: int) -> bool:
         return bool((i + 1) % self.k.number("moe_layer_frequency", default=1) == 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from simpar.model.decoder import Decoder, Weights
 from simpar.model.pieces import linear, matrix, vector
@@ -52,8 +52,6 @@ class MimoV2(Decoder):
 
 class Step(Decoder):
     """Step-3.5 and 3.7: a gate per head, window layers with a head count of their own, experts from the fourth layer on."""
-
-    settled: ClassVar[tuple[str, ...]] = ("num_sliding_attention_heads",)
 
     def __init__(self, keys: Any, family: Any) -> None:
         super().__init__(keys, family)
@@ -215,8 +213,6 @@ class HunyuanDense(Decoder):
 class HunyuanMoe(HunyuanDense):
     """Every expert, the shared one too, as wide as `intermediate_size`; counts may be lists, one entry per layer."""
 
-    settled: ClassVar[tuple[str, ...]] = ("num_shared_expert", "moe_layer_num_skipped", "use_mixed_mlp_moe")
-
     def is_expert_layer(self, i: int) -> bool:
         return True
 
@@ -232,8 +228,6 @@ class HunyuanMoe(HunyuanDense):
 
 class Hunyuan(HunyuanMoe):
     """Hunyuan-Large: keys and values of every second layer serve the next as well (cross-layer attention)."""
-
-    settled: ClassVar[tuple[str, ...]] = ("cla_share_factor",)
 
     def attention_fields(self, i: int) -> dict[str, Any]:
         every = self.k.get("cla_share_factor", default=2) if self.k.get("use_cla", default=False) else 1
@@ -261,8 +255,6 @@ class HyV3(Decoder):
 
 class Molmo2(Decoder):
     """Further rows of the embedding for image tokens."""
-
-    settled: ClassVar[tuple[str, ...]] = ("norm_after",)
 
     def embedding_rows(self) -> int:
         return self.vocabulary() + int(self.k.get("additional_vocab_size", default=128))

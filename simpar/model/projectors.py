@@ -92,7 +92,6 @@ def gemma3(file: Keys, k: Keys, h: int, text: int) -> Weights:
 
 def gemma3n_embedder(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """Gemma 3n: a table of hard words beside what the encoder gives, a norm for each, one matrix."""
-    k.get("vocab_offset")
     file.get("vision_soft_tokens_per_image", "audio_soft_tokens_per_image")
     words = lookup("hard_words", k.number("vocab_size", default=128), h)
     return (words, norm("embedder_norms", "rmsnorm", 2 * h), matrix("projector", h, text))
@@ -103,14 +102,12 @@ def one(file: Keys, k: Keys, h: int, text: int) -> Weights:
 
 
 def gemma4_positions(k: Keys, h: int) -> Weights:
-    k.get("pooling_kernel_size", "standardize", "use_clipped_linears", "global_head_dim", "layer_types")
     return (vector("positions", 2 * k.number("position_embedding_size", default=10240) * h),)
 
 
 def llama4(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """Pixel shuffle by pixel_shuffle_ratio, two layers without biases, then the projector."""
     wide, k_inner = k.number("intermediate_size"), k.number("projector_input_dim", default=4096)
-    k.get("pixel_shuffle_ratio")
     out = k.number("projector_output_dim", default=4096)
     return (
         matrix("adapter_1", wide, k_inner),
@@ -210,7 +207,6 @@ def minimax_m3(file: Keys, k: Keys, h: int, text: int) -> Weights:
     inner = k.child("img_token_compression_config") or k
     inner.get("temporal_patch_size")
     file.get("img_token_compression_config", "multimodal_projector_bias")
-    k.get("vocab_size")
     merge = inner.number("spatial_merge_size", default=2) ** 2
     return (*mlp2("projector", h, wide, text), *mlp2("merge", text * merge, wide, text))
 
@@ -230,7 +226,6 @@ def projection_dim(file: Keys, k: Keys, h: int, text: int) -> Weights:
 
 def registers(k: Keys, h: int) -> Weights:
     """Mask and register tokens."""
-    k.get("layerscale_value")
     return (vector("further_tokens", (1 + k.get("num_register_tokens", default=0)) * h),)
 
 
@@ -241,7 +236,6 @@ def aligner(file: Keys, k: Keys, h: int, text: int) -> Weights:
 
 def phi4(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """Two layers; the ends of lines and of images."""
-    k.get("feature_layer")
     return (*mlp2("projector", h, text, text), vector("separators", 2 * h))
 
 
@@ -261,7 +255,6 @@ def paddle_ocr(file: Keys, k: Keys, h: int, text: int) -> Weights:
 def minicpm_v(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """A merger with attention in the middle of the encoder, and one after it, each over 2 x 2 patches."""
     file.get("insert_layer_id", "downsample_mode", "patch_size", "merge_kernel_size")
-    k.get("insert_layer_id", "window_kernel_size")
     wide, times = 4 * h, file.number("merger_times", default=1)
     inside = (norm("merger_norm", "layernorm", h), norm("merger_wide_norm", "layernorm", wide))
     steps = [w for n in range(times) for w in (norm(f"projector_norm_{n}", "layernorm", wide),
@@ -282,7 +275,6 @@ def hyperclovax(file: Keys, k: Keys, h: int, text: int) -> Weights:
 def muse(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """2 x 2 patches into channels, an adapter of two layers, a projection; no biases."""
     wide, width = file.number("out_hidden_size", default=4 * h), file.number("projector_hidden_size", default=4096)
-    k.get("merge_size")
     return (*mlp2("adapter", wide, width, width, False), matrix("projector", width, text))
 
 
@@ -304,7 +296,6 @@ def ernie_vl(file: Keys, k: Keys, h: int, text: int) -> Weights:
 def ovis2(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """Soft visual words: a head over a visual vocabulary and a table of its embeddings."""
     file.get("vocab_size")
-    k.get("tokenize_function")
     words, width = k.number("vocab_size"), file.number("hidden_size", default=text)
     rows = words - k.number("num_visual_indicator_tokens", default=5)
     head = matrix("visual_head", h * k.number("hidden_stride", default=1) ** 2, rows)
@@ -368,5 +359,4 @@ def embedding_norm(k: Keys, h: int) -> Weights:
 
 def muse_positions(k: Keys, h: int) -> Weights:
     """A grid of positions for the largest image."""
-    k.get("layer_types", "window_size")
     return (vector("positions", k.number("pos_emb_height") * k.number("pos_emb_width") * h),)

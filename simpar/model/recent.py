@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import isqrt
-from typing import Any, ClassVar
+from typing import Any
 
 from simpar.model.decoder import Decoder, StepNorm, Weights
 from simpar.model.linear import KimiLinear, QwenNext
@@ -16,7 +16,6 @@ class Glm5Next(KimiLinear):
     """Kimi Delta Attention, three to one with indexed latent attention over pooled index keys, on hyper-connections."""
 
     streams = "hc_mult"
-    settled: ClassVar[tuple[str, ...]] = ("index_kpool_always_select_tail",)
 
     def layer_type(self, i: int) -> str:
         return "indexed_attention" if i % 4 == 3 else "linear_attention"
@@ -113,11 +112,6 @@ class Zaya(Decoder):
 class Inkling(Decoder):
     """Short convolutions beside keys, values and both outputs; learned relative logits; window layers with heads of their own."""
 
-    settled: ClassVar[tuple[str, ...]] = (
-        "number_of_conv_states", "log_scaling_n_floor", "chain_hidden_post_norm", "unpadded_vocab_size", "shared_expert_sink",
-        "rms_norm_eps_moe_gate",
-    )  # fmt: skip
-
     def layer_type(self, i: int) -> str:
         return "hybrid" if i % 6 == 5 else "hybrid_sliding"
 
@@ -155,8 +149,6 @@ class Inkling(Decoder):
 
 class Inkling2(Inkling):
     """Clipped queries and a sink from the token; full layers with dynamic convolutions; attention over earlier blocks' outputs."""
-
-    settled: ClassVar[tuple[str, ...]] = ("n_layers_per_attn_res_block",)
 
     def attention_fields(self, i: int) -> dict[str, Any]:
         fields, k = super().attention_fields(i), self.k
@@ -206,11 +198,6 @@ class Qwen4(QwenNext):
     keys that a small indexer chooses; embeddings of hashed n-grams at listed layers (transformers modular_qwen4_exp.py)."""
 
     streams = "hc_count"
-    settled: ClassVar[tuple[str, ...]] = (
-        "hc_count", "hc_lowrank", "ngram_size", "heads_per_ngram", "ngram_vocab_size_base", "ple_embed_dim",
-        "make_ngram_vocab_size_divisible_by", "ple_conv_kernel_size", "ple_layer_ids", "split_ngram_parts",
-        "number_of_conv_states", "indexer_kv_heads",
-    )  # fmt: skip
 
     def layer_types(self) -> list[str]:
         return ["indexed_attention" if kind == "full_attention" else kind for kind in super().layer_types()]

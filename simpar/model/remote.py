@@ -154,8 +154,7 @@ WORDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 def resampler(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """MiniCPM-V: learned queries of the text's width attend the patches, then norms and one matrix."""
-    file.get("slice_config", "patch_size", "vision_batch_size")
-    file.get("drop_vision_last_layer")
+    file.get("slice_config", "patch_size", "vision_batch_size", "drop_vision_last_layer")
     narrow = (matrix("keys_values", h, text),) if h != text else ()
     return (
         vector("queries", file.number("query_num", default=64) * text), *narrow, linear("attention_keys_values", text, 2 * text),
@@ -175,8 +174,7 @@ def downsample(file: Keys, k: Keys, h: int, text: int) -> Weights:
 
 def ovis25(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """Soft visual words: a head over a visual vocabulary, four words of which are marks, and a table of its embeddings."""
-    k.get("hidden_stride", "num_patches", "fullatt_block_indexes", "window_size")
-    k.get("temporal_patch_size")
+    k.get("hidden_stride", "num_patches", "fullatt_block_indexes", "window_size", "temporal_patch_size")
     file.get("disable_tie_weight", "hidden_size", "conversation_formatter_class")
     words = file.number("visual_vocab_size")
     head = matrix("visual_head", h * k.number("hidden_stride", default=2) ** 2, words - 4)

@@ -28,8 +28,8 @@ class MiniMaxM3(Decoder):
         r = self.sparse
         block = r.number("sparse_block_size", "index_block_size")
         blocks = r.number("sparse_topk_blocks", "index_topk_blocks")  # the local block is always one of them
-        r.get("sparse_local_block", "index_local_blocks", "sparse_disable_index_value", "use_sparse_attention")
-        r.get("sparse_init_block", "sparse_score_type")
+        r.get("sparse_local_block", "index_local_blocks", "sparse_disable_index_value", "use_sparse_attention", "sparse_init_block",
+              "sparse_score_type")  # fmt: skip
         index = IndexerSpec(
             num_heads=r.number("sparse_num_index_heads", "index_n_heads"),
             head_dim=r.number("sparse_index_dim", "index_head_dim"),
@@ -46,7 +46,6 @@ class DeepseekV4(Decoder):
     """One key head that is also the value, compressed keys per layer, four residual streams, experts everywhere."""
 
     streams = "hc_mult"
-    settled: ClassVar[tuple[str, ...]] = ("mlp_layer_types",)
     ratios: ClassVar = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
 
     def layer_types(self) -> list[str]:

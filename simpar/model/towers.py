@@ -146,7 +146,6 @@ def mllama_stack(k: Keys) -> StackSpec:
     base = vision_stack(k, TOWERS["mllama_vision_model"])
     local = base.layers["vision"]
     count, wide = k.number("num_hidden_layers"), k.number("num_global_layers")
-    k.get("intermediate_layers_indices", "vision_output_dim", "supported_aspect_ratios")
     layers = {"local": local, "global": LayerSpec(sublayers=local.sublayers, extra=(vector("gates", 2),))}
     tiles = base.input_tokens * k.number("max_num_tiles")
     return base.model_copy(update={"layers": layers, "pattern": (f"local*{count}", f"global*{wide}"), "input_tokens": tiles})
@@ -164,7 +163,6 @@ def dots_stack(k: Keys) -> StackSpec:
     if routed or kinds is None:
         kinds = ["sparse" if number > 0 else "dense" for number in routed]
         sizes = {str(i): {"num_local_experts": number} for i, number in enumerate(routed)}
-    k.get("adapter_in_dim", "adapter_merge_size", "adapter_out_dim")
     every: list[LayerSpec] = []
     for i in range(k.number("num_hidden_layers")):
         feed = dense
@@ -186,7 +184,6 @@ MOBILENETS = {"mobilenetv5_300m_enc": 294_126_912}
 def mobilenet_stack(k: Keys) -> StackSpec:
     """An encoder of convolutions: its weights as one; their work is not known, as each meets another number of positions."""
     name = str(k.get("architecture", default=""))
-    k.get("label_names", "num_classes")
     if name not in MOBILENETS:
         k.unknown.append(("architecture", name, f"an encoder that is not known; known are {', '.join(MOBILENETS)}"))
     k.note(f"{k.path}architecture = {name}: its weights are counted, the work of its convolutions is not")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from simpar.model.bert import Bert
 from simpar.model.decoder import Decoder, Weights
@@ -42,8 +42,6 @@ class RocBert(Bert):
 class Xmod(Bert):
     """An adapter for each language in every layer, of which a token meets one."""
 
-    settled: ClassVar[tuple[str, ...]] = ("adapter_reuse_layer_norm", "ln_before_adapter")
-
     def layout(self, i: int) -> Layout:
         return "pre" if self.k.get("pre_norm", default=False) else "post"
 
@@ -64,8 +62,6 @@ class Xmod(Bert):
 class Xlm(Decoder):
     """XLM and FlauBERT: BERT's layers, a feed-forward four times as wide, embeddings of languages."""
 
-    settled: ClassVar[tuple[str, ...]] = ("sinusoidal_embeddings", "is_encoder", "lang_id", "unk_index", "mask_index", "pre_norm")
-
     def intermediate(self, i: int) -> int:
         return 4 * self.hidden
 
@@ -78,10 +74,6 @@ class Xlm(Decoder):
 class XlNet(Decoder):
     """Attention over relative positions, which have a projection of their own (Yang et al. 2019, arXiv 1906.08237)."""
 
-    settled: ClassVar[tuple[str, ...]] = (
-        "d_head", "attn_type", "mem_len", "use_mems_eval", "use_mems_train", "bi_data", "same_length",
-    )  # fmt: skip
-
     def attention_extra(self, i: int) -> Weights:
         wide = self.heads * self.head_dim
         return (matrix("positions", self.hidden, wide, uses=0.0), vector("biases_and_segments", 5 * wide))
@@ -92,8 +84,6 @@ class XlNet(Decoder):
 
 class CpmAnt(Decoder):
     """CPM-Ant: buckets of relative positions shared by all layers, embeddings of segments, rows for prompts."""
-
-    settled: ClassVar[tuple[str, ...]] = ("position_bias_max_distance",)
 
     def embedding_rows(self) -> int:
         prompts = self.k.number("prompt_types", default=32) * self.k.number("prompt_length", default=32)
@@ -138,8 +128,6 @@ class Looped(Decoder):
 class HrmText(Looped):
     """Two stacks run in turns (HRM): `H_cycles` times, the low one `L_cycles` times and the high one once, by the same weights."""
 
-    settled: ClassVar[tuple[str, ...]] = ("L_bp_cycles",)
-
     def __init__(self, keys: Any, family: Any) -> None:
         super().__init__(keys, family)
         cycles, low = keys.number("H_cycles", default=2), keys.number("L_cycles", default=3)
@@ -174,8 +162,6 @@ class Dory(Looped):
 
     Files count the attention and the feed-forward of a layer as two.
     """
-
-    settled: ClassVar[tuple[str, ...]] = ("n_recurrent_layers", "recurrent_kv_cache_mode")
 
     def __init__(self, keys: Any, family: Any) -> None:
         super().__init__(keys, family)
