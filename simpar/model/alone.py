@@ -6,7 +6,7 @@ from simpar.model.config_keys import Keys
 from simpar.model.family import Family
 from simpar.model.pieces import encoder_attention, in_turn, linear, lookup, matrix, uniform, vector
 from simpar.model.projectors import Weights
-from simpar.model.towers import TOWERS, Tower, vision_stack
+from simpar.model.towers import TOWERS, Tower, further_tokens, vision_stack
 from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec
 from simpar.specs.mixers import FeedForwardSpec, WeightSpec
 
@@ -17,11 +17,6 @@ def _distilled(k: Keys, h: int) -> Weights:
     rows = (bins - patch) // k.number("frequency_stride", default=10) + 1
     columns = (frames - patch) // k.number("time_stride", default=10) + 1
     return (vector("positions", (rows * columns + 2) * h),)
-
-
-def _further(k: Keys, h: int) -> Weights:
-    """Mask and register tokens."""
-    return (vector("further_tokens", (1 + k.get("num_register_tokens", default=4)) * h),)
 
 
 def _beit(k: Keys, h: int) -> Weights:
@@ -41,7 +36,7 @@ def _beit(k: Keys, h: int) -> Weights:
 ALONE: dict[str, Tower] = {
     **{name: TOWERS[name] for name in ("vit", "deit", "dinov2", "dinov3_vit", "siglip_vision_model", "siglip2_vision_model")},
     "clip_vision_model": TOWERS["clip_vision_model"],
-    "dinov2_with_registers": Tower(tokens=1, layer_scale=True, extra=_further),
+    "dinov2_with_registers": Tower(tokens=1, layer_scale=True, extra=further_tokens),
     **dict.fromkeys(("vit_mae", "vit_msn"), Tower(tokens=1)),
     "ijepa": Tower(),
     "beit": Tower(k_bias=False, positions="none", layer_scale=True, extra=_beit),

@@ -15,10 +15,10 @@ from simpar.model.diffusion import DIFFUSION_READERS
 from simpar.model.families import ALIASES, GENERAL, READERS, TABLE
 from simpar.model.forms import short
 from simpar.model.pieces import linear
-from simpar.model.projectors import joined_weight
+from simpar.model.projectors import BY_PARENT, BY_TOWER, joined_weight
 from simpar.model.remote import SPEECH, WORDS, deepseek_ocr
 from simpar.model.speech import CONFORMERS
-from simpar.model.towers import BY_PARENT, TOWERS, TYPE_OF_PARENT, WHOLE, joined_patches, vision_stack
+from simpar.model.towers import TOWERS, TYPE_OF_PARENT, WHOLE, joined_patches, vision_stack
 from simpar.specs.architecture import ArchitectureSpec, StackSpec
 from simpar.specs.mixers import WeightSpec
 from simpar.specs.model import TransformerSpec
@@ -292,9 +292,8 @@ def _vision(keys: Keys, vision: Keys, hidden: int) -> list[StackSpec]:
         return _unknown_tower(keys, vision, "vision")
     if vision.model_type != kind:
         vision.retype(kind)
-    tower = TOWERS[kind]
-    stack = WHOLE[kind](vision) if kind in WHOLE else vision_stack(vision, tower)
-    projector = BY_PARENT.get(parent) or tower.projector
+    stack = WHOLE[kind](vision) if kind in WHOLE else vision_stack(vision, TOWERS[kind])
+    projector = BY_PARENT.get(parent) or BY_TOWER.get(kind)
     if projector is None:
         keys.unknown.append(("vision_config", kind, f"no projector is known for {parent!r}"))
         return [stack]
