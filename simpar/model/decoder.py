@@ -89,6 +89,8 @@ class Decoder:
 
     def layer_type(self, i: int) -> str:
         """The kind of layer `i` by the older keys."""
+        if self.f.turns:
+            return self.f.turns[i % len(self.f.turns)]
         marks = self.k.listed("hybrid_layer_pattern", "sliding_window_layout")
         if marks:
             return "sliding_attention" if marks[i] else "full_attention"
@@ -240,6 +242,8 @@ class Decoder:
 
     def intermediate(self, i: int) -> int:
         """Width of layer `i`'s dense feed-forward."""
+        if self.f.halves:
+            return self.k.number("intermediate_size") // 2
         width = self.k.get("dense_intermediate_size", "intermediate_size_mlp", "prefix_dense_intermediate_size")
         if width is None or not self.has_experts():
             width = self.k.get("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim", "d_ff", "dff")
@@ -311,7 +315,10 @@ class Decoder:
 
     def layout(self, i: int) -> Layout:
         """How attention and feed-forward of layer `i` stand to the residual stream and its norms."""
-        return self.f.layout
+        if isinstance(self.f.layout, str):
+            return self.f.layout
+        key, usual, with_it, without = self.f.layout
+        return with_it if self.k.get(key, default=usual) else without
 
     def norms(self, i: int, layout: StepNorm) -> tuple[StepNorm, StepNorm]:
         """Norms of attention and of feed-forward of layer `i` where one follows the other."""

@@ -30,6 +30,8 @@ GEMMA: Final = Family(layout="sandwich", mlp_bias=False)
 COHERE: Final = Family(norm="layernorm_no_bias", layout="parallel", mlp_bias=False)
 GATED_QWEN: Final = Family(qk_norm="head", mlp_bias=False, gate="element", shared_gate=True)
 
+INKLING: Final = (*("hybrid_sliding",) * 5, "hybrid")
+
 FLA_TRANSFORMERS = ("transformer", "forgetting_transformer", "stickbreaking_attn")
 FLA = (*(name for name in fla.MIXERS if name != "rwkv6"), "mla", "samba")
 
@@ -44,16 +46,18 @@ TABLE: Final[dict[str, Family]] = {
          "baichuan", "hunyuan_vl_text", "granite_docling_text", "internlm2", "deepseek", "minicpm", "deci", "arctic"),
         LLAMA),
     **dict.fromkeys(
-        ("mistral", "voxtral_realtime_text", "ministral", "ministral3", "mixtral", "phi3", "jetmoe", "minimax",
+        ("mistral", "voxtral_realtime_text", "ministral", "ministral3", "mixtral", "phi3", "jetmoe",
          "olmo_hybrid", "phi4_multimodal", "phi4mm"),
         PLAIN),
+    "minimax": replace(PLAIN, turns=("full_attention", "linear_attention")),
     **dict.fromkeys(
         ("qwen3", "qwen3_vl_text", "qwen3_vl_moe_text", "mellum", "hunyuan_v1_dense", "hunyuan_v1_moe", "lara_mini"),
         QWEN3),
     **dict.fromkeys(
         ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "mistral4", "longcat_flash", "minicpm3", "youtu",
-         "aria_text", "sarvam_mla", "gemma", "mistral_large4_text"),
+         "aria_text", "sarvam_mla", "gemma"),
         Family(mlp_bias=False)),
+    "mistral_large4_text": Family(mlp_bias=False, turns=("indexed_attention",)),
     "glm5_next_text": Family(mlp_bias=False, first_dense=3),
     **dict.fromkeys(("glm4_moe_lite", "axk1", "axk2", "hy_v4", "hy_v4_vl_text"), Family(mlp_bias=False, first_dense=1)),
     "hy_v3": replace(QWEN3, first_dense=1),
@@ -67,7 +71,8 @@ TABLE: Final[dict[str, Family]] = {
     "jamba": Family(position="none", dense_up_to=1),
     "granitemoehybrid": Family(position="none", dense_up_to=0),
     "chatglm": Family(qkv_bias="add_qkv_bias", o_bias="add_bias_linear", mlp_bias="add_bias_linear"),
-    **dict.fromkeys(("qwen", "qwen2", "mimo", "jet_nemotron"), Family(qkv_bias=True, o_bias=False, mlp_bias=False)),
+    **dict.fromkeys(("qwen2", "mimo", "jet_nemotron"), Family(qkv_bias=True, o_bias=False, mlp_bias=False)),
+    "qwen": Family(qkv_bias=True, o_bias=False, mlp_bias=False, halves=True),
     "internlm": Family(qkv_bias="bias", o_bias="bias", mlp_bias=False),
     "openelm": Family(qk_norm="normalize_qk_projections", tied=True),
     **dict.fromkeys(
@@ -102,13 +107,13 @@ TABLE: Final[dict[str, Family]] = {
     "ernie4_5_moe": replace(PLAIN, router_bias=True),
     "molmo2_text": replace(QWEN3, o_bias=False),
     "ernie4_5_vl_moe_text": replace(PLAIN, router_bias=True, first_dense=1),
-    "inkling_text": Family(qk_norm="head", embedding_norm=True, mlp_bias=False, qkv_bias=False, o_bias=False),
-    "inkling2_text": Family(embedding_norm=True, gate="element", mlp_bias=False, qkv_bias=False, o_bias=False),
+    "inkling_text": Family(qk_norm="head", embedding_norm=True, mlp_bias=False, qkv_bias=False, o_bias=False, turns=INKLING),
+    "inkling2_text": Family(embedding_norm=True, gate="element", mlp_bias=False, qkv_bias=False, o_bias=False, turns=INKLING),
     "muse_glimmer_text": Family(layout="sandwich", gate="element", mlp_bias=False, full_every=4),
     "muse_spark_text": Family(gate="element", mlp_bias=False, full_every=4),
     "kimi_linear": Family(mlp_bias=False, first_dense=1, tied=None),
     "xlstm": replace(PLAIN, tied=None),
-    "zaya": Family(mlp_bias=False, head_bias="lm_head_bias"),
+    "zaya": Family(mlp_bias=False, head_bias="lm_head_bias", turns=("hybrid",)),
     **dict.fromkeys(("kolibri1", "gemma4_text", "gemma4_unified_text"), replace(GEMMA, qk_norm="head")),
     "gemma3n_text": replace(GEMMA, qk_norm="head", full_every=5),
     "beam": Family(layout="sandwich", qk_norm="head", gate="element", mlp_bias=False, first_dense=3),
@@ -130,7 +135,10 @@ TABLE: Final[dict[str, Family]] = {
     "lfm3": replace(PLAIN, layout="sandwich", qk_norm="head", gate="head"),
     "phi": replace(GPT, layout="parallel", head_bias=True, qk_norm="qk_layernorm", qk_norm_kind="layernorm"),
     "phimoe": Family(norm="layernorm", head_bias="lm_head_bias"),
-    "stablelm": Family(norm="layernorm", qkv_bias="use_qkv_bias", o_bias=False, mlp_bias=False),
+    "stablelm": Family(
+        norm="layernorm", layout=("use_parallel_residual", False, "parallel", "pre"), qkv_bias="use_qkv_bias", o_bias=False,
+        mlp_bias=False
+    ),
     "starcoder2": replace(GPT, qkv_bias="use_bias", o_bias="use_bias", mlp_bias="use_bias"),
     **dict.fromkeys(("gpt2", "gpt-sw3", "gpt_bigcode"), replace(PACKED, positions="n_positions", tied=True)),
     "openai-gpt": replace(PACKED, layout="post", positions="n_positions", final_norm=False, tied=True),
@@ -138,11 +146,13 @@ TABLE: Final[dict[str, Family]] = {
     "gpt_neo": replace(GPT, qkv_bias=False, positions="max_position_embeddings", tied=True),
     "gptj": replace(GPT, layout="parallel", qkv_bias=False, o_bias=False, head_bias=True),
     "codegen": replace(PACKED, layout="parallel", qkv_bias=False, o_bias=False, head_bias=True),
-    "gpt_neox": replace(PACKED, layout="parallel_norms", qkv_bias="attention_bias", o_bias="attention_bias"),
+    "gpt_neox": replace(
+        PACKED, layout=("use_parallel_residual", True, "parallel_norms", "pre"), qkv_bias="attention_bias", o_bias="attention_bias"
+    ),
     "gpt_neox_japanese": replace(PACKED, qkv_bias=False, o_bias=False, mlp_bias=False),
     "opt": replace(
-        GPT, qkv_bias="enable_bias", o_bias="enable_bias", mlp_bias="enable_bias", positions="max_position_embeddings",
-        position_offset=2, tied=True
+        GPT, layout=("do_layer_norm_before", True, "pre", "post"), qkv_bias="enable_bias", o_bias="enable_bias",
+        mlp_bias="enable_bias", positions="max_position_embeddings", position_offset=2, tied=True
     ),
     "biogpt": replace(GPT, positions="max_position_embeddings", position_offset=2, tied=True),
     "bloom": replace(PACKED, embedding_norm=True, tied=True, position="alibi", activation="gelu"),
@@ -154,7 +164,7 @@ TABLE: Final[dict[str, Family]] = {
     "falcon": replace(PACKED, layout="parallel", qkv_bias="bias", o_bias="bias", mlp_bias="bias", tied=True),
     "dbrx": Family(norm="layernorm_no_bias", qkv_bias=False, o_bias=False, mlp_bias=False),
     "persimmon": replace(PACKED, qk_norm="qk_layernorm", qk_norm_kind="layernorm"),
-    "recurrent_gemma": replace(PLAIN, mlp_bias=True),
+    "recurrent_gemma": replace(PLAIN, mlp_bias=True, halves=True),
     "doge": Family(qk_norm="head"),
     **dict.fromkeys(("roformer", "jina_embeddings_v3"), ROTARY_BERT),
     "git": replace(BERT, causal=True),
@@ -171,7 +181,7 @@ TABLE: Final[dict[str, Family]] = {
     "ultrabert": Family(tied=True, causal=False, full_every=3),
     "modernbert": replace(MODERN_BERT, causal=False),
     "modernbert-decoder": MODERN_BERT,
-    **dict.fromkeys(("rembert", "roc_bert", "xmod"), BERT),
+    **dict.fromkeys(("rembert", "roc_bert"), BERT), "xmod": replace(BERT, layout=("pre_norm", False, "pre", "post")),
     **dict.fromkeys(
         ("xlm", "flaubert"),
         replace(BERT, positions="max_position_embeddings", embedding_norm=True, head_bias=True, causal="causal")),
@@ -210,10 +220,10 @@ READERS: Final[dict[str, Any]] = {
     "jetmoe": patterns.JetMoe, "bitnet": patterns.BitNet, "diffllama": patterns.DiffLlama, "doge": patterns.Doge,
     "hunyuan_v1_dense": patterns.HunyuanDense, "hunyuan_v1_moe": patterns.HunyuanMoe, "beam": patterns.Beam,
     "hunyuan": patterns.Hunyuan, "ernie4_5_vl_moe_text": patterns.ErnieVl, "molmo2_text": patterns.Molmo2, "hy_v3": patterns.HyV3,
-    "chatglm": older.ChatGlm, "qwen": older.Qwen1, "openelm": older.OpenElm, "deci": older.DeciLm, "arctic": older.Arctic,
+    "chatglm": older.ChatGlm, "openelm": older.OpenElm, "deci": older.DeciLm, "arctic": older.Arctic,
     "grok-1": older.Grok, "gpt_neo": older.GptNeo, "gpt_bigcode": older.GptBigCode, "falcon": older.Falcon, "mpt": older.Mpt,
-    "dbrx": older.Dbrx, "opt": older.Opt, "gpt_neox": older.GptNeox, "gpt_neox_japanese": older.GptNeoxJapanese,
-    "stablelm": older.StableLm, **dict.fromkeys(("cohere", "cohere2", "cohere2_moe", "cohere_compass_text"), older.Cohere),
+    "dbrx": older.Dbrx, "opt": older.Opt, "gpt_neox_japanese": older.GptNeoxJapanese,
+    **dict.fromkeys(("cohere", "cohere2", "cohere2_moe", "cohere_compass_text", "stablelm"), older.Cohere),
     **dict.fromkeys(bert.BERT_LIKE, bert.Bert), "roberta-prelayernorm": bert.Bert, "albert": bert.Albert, "gte": bert.Gte,
     "esm": bert.Esm, "fnet": bert.FNet, "ultrabert": bert.UltraBert, "modernbert": bert.ModernBert,
     "modernbert-decoder": bert.ModernBertDecoder, "esmc": bert.EsmC,

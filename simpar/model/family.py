@@ -15,7 +15,8 @@ class Family:
     """What a model type's class builds without asking its file. A string names the key that says it."""
 
     norm: NormKind = "rmsnorm"
-    layout: Layout = "pre"
+    layout: Layout | tuple[str, bool, Layout, Layout] = "pre"
+    """Or (key that says it, its default, layout with it, without it)."""
     qkv_bias: bool | str = "attention_bias"
     o_bias: bool | str = "attention_bias"
     mlp_bias: bool | str = "mlp_bias"
@@ -37,6 +38,10 @@ class Family:
     shared_gate: bool = False
     full_every: int = 0
     """Every so many layers one has full attention, the others the window, where no key says it."""
+    turns: tuple[str, ...] = ()
+    """Kinds of its layers by turns, where the file lists none."""
+    halves: bool = False
+    """The file's width counts both halves of a gated product."""
     position: Literal["rope", "none", "alibi", "absolute", "relative"] = "rope"
     activation: str = "silu"
     """Where the file has none."""

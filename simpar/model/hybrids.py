@@ -312,6 +312,3 @@ class RecurrentGemma(Decoder):
     def recurrence(self, i: int) -> BranchSpec:
         width = self.k.number("lru_width", default=self.hidden)
         return RecurrentSpec(width=width, num_heads=self.heads, conv_kernel=self.k.number("conv1d_width", default=4))
-
-    def intermediate(self, i: int) -> int:
-        return self.k.number("intermediate_size") // 2

@@ -160,9 +160,6 @@ class MiniMaxHybrid(Decoder):
             return ["full_attention" if kind else "linear_attention" for kind in kinds[: self.num_layers]]
         return super().layer_types()
 
-    def layer_type(self, i: int) -> str:
-        return "full_attention" if i % 2 == 0 else "linear_attention"
-
     def shared_width(self, width: int) -> int:
         self.k.meet(
             "shared_intermediate_size", self.k.get("shared_intermediate_size", default=0), 0, "the width that its class builds"

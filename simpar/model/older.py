@@ -100,9 +100,6 @@ class Opt(Decoder):
             matrix("project_out", self.hidden, width, uses=1.0),
         )
 
-    def layout(self, i: int) -> Layout:
-        return "pre" if self.k.get("do_layer_norm_before", default=True) else "post"
-
     def final_norm(self) -> bool:
         return self.layout(0) == "pre" and not self.k.get("_remove_final_layer_norm", default=False)
 
@@ -117,13 +114,6 @@ class GptNeoxJapanese(Decoder):
         return int(self.k.get("intermediate_multiple_size", default=4) * self.hidden)
 
 
-class GptNeox(Decoder):
-    """Attention and feed-forward side by side, each with its norm, or one after the other."""
-
-    def layout(self, i: int) -> Layout:
-        return "parallel_norms" if self.k.get("use_parallel_residual", default=True) else "pre"
-
-
 class Cohere(Decoder):
     """A norm of every head on its own, where switched on."""
 
@@ -132,13 +122,6 @@ class Cohere(Decoder):
         if self.k.get("use_qk_norm", "qk_layernorm", default=False):
             fields |= {"qk_norm": "full", "qk_norm_kind": "layernorm_no_bias"}
         return fields
-
-
-class StableLm(Cohere):
-    """Qwen-like biases by key, LayerNorm, and norms of every head on their own."""
-
-    def layout(self, i: int) -> Layout:
-        return "parallel" if self.k.get("use_parallel_residual", default=False) else "pre"
 
 
 class ChatGlm(Decoder):
@@ -151,13 +134,6 @@ class ChatGlm(Decoder):
 
     def vocabulary(self) -> int:
         return self.k.number("padded_vocab_size", "vocab_size")
-
-
-class Qwen1(Decoder):
-    """The first Qwen: the file's width counts both halves of the gated product."""
-
-    def intermediate(self, i: int) -> int:
-        return self.k.number("intermediate_size") // 2
 
 
 class OpenElm(Decoder):

@@ -1,5 +1,6 @@
-"""What stands between an encoder and a decoder: functions of (whole file, encoder's keys, encoder's width, text's width) that return
-weights."""
+"""What stands between an encoder and a decoder: functions of (whole file, encoder's keys, encoder's width, text's width) that
+return weights.
+"""
 
 from __future__ import annotations
 

@@ -59,9 +59,6 @@ class MistralLarge4(Decoder):
         if keys.config.get("kv_source_layers") == list(range(self.num_layers)):
             keys.used.add("kv_source_layers")  # no layer takes another's keys
 
-    def layer_type(self, i: int) -> str:
-        return "indexed_attention"
-
     def latent_fields(self, i: int) -> dict[str, Any]:
         fields = super().latent_fields(i)
         marks = self.k.listed("no_rope_layers")
@@ -78,9 +75,6 @@ class MistralLarge4(Decoder):
 
 class Zaya(Decoder):
     """Compressed convolutional attention, a router of three layers with one choice to skip, scaled residuals."""
-
-    def layer_type(self, i: int) -> str:
-        return "hybrid"
 
     def attention_extra(self, i: int) -> Weights:
         d, mixed = self.head_dim, (self.heads + self.kv_heads) * self.head_dim
@@ -111,9 +105,6 @@ class Zaya(Decoder):
 
 class Inkling(Decoder):
     """Short convolutions beside keys, values and both outputs; learned relative logits; window layers with heads of their own."""
-
-    def layer_type(self, i: int) -> str:
-        return "hybrid" if i % 6 == 5 else "hybrid_sliding"
 
     def conv(self, name: str, width: int) -> WeightSpec:
         """A depthwise convolution of the layer's short kernel."""

@@ -6,7 +6,6 @@ from typing import Any
 
 from simpar.model.bert import Bert
 from simpar.model.decoder import Decoder, Weights
-from simpar.model.family import Layout
 from simpar.model.pieces import in_turn, linear, lookup, matrix, norm_extra, vector
 from simpar.specs.architecture import SublayerSpec
 from simpar.specs.mixers import AttentionSpec, FeedForwardSpec, WeightSpec
@@ -41,9 +40,6 @@ class RocBert(Bert):
 
 class Xmod(Bert):
     """An adapter for each language in every layer, of which a token meets one."""
-
-    def layout(self, i: int) -> Layout:
-        return "pre" if self.k.get("pre_norm", default=False) else "post"
 
     def final_norm(self) -> bool:
         return self.layout(0) == "pre"
