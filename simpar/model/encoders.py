@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 from simpar.model.config_keys import Keys
@@ -14,21 +15,45 @@ from simpar.specs.mixers import AttentionSpec, BranchSpec, ExpertsSpec, FeedForw
 SIDES = ("encoder", "decoder")
 
 
-class EncoderDecoder:
-    """An encoder and a decoder with cross-attention; families differ in the fields below."""
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """What an encoder-decoder's class builds without asking its file."""
 
     norm: NormKind = "layernorm"
-    biased, gated, k_bias = True, False, True
-    pre_norm = True
-    final_norm = True
-    embedding_norm = False
-    own_tables = 2
+    biased: bool = True
+    k_bias: bool = True
+    pre_norm: bool = True
+    final_norm: bool = True
+    embedding_norm: bool = False
+    own_tables: int = 2
     """Further word embeddings (the encoder's and the decoder's own) where the head is not tied."""
     position_offset: int | None = 2
     """Rows of the learned position tables beyond max_position_embeddings; None = no tables."""
+    bias_tables: int = 1
+    """Tables of relative biases; 0 = one in every layer."""
+
+
+T5_SIDES = Sides("rmsnorm", biased=False, k_bias=False, own_tables=0)
+BART = Sides(pre_norm=False, final_norm=False, embedding_norm=True)
+SIDES_OF = {
+    **dict.fromkeys(("t5", "mt5", "longt5"), T5_SIDES), "umt5": replace(T5_SIDES, bias_tables=0),
+    "switch_transformers": replace(T5_SIDES, own_tables=2),
+    **dict.fromkeys(("bart", "plbart", "mvp", "led"), BART), "blenderbot-small": replace(BART, position_offset=0),
+    "bigbird_pegasus": Sides(final_norm=False, embedding_norm=True, position_offset=0), "mbart": Sides(embedding_norm=True),
+    **dict.fromkeys(("pegasus", "blenderbot"), Sides(position_offset=0)),  # sinusoids, stored as parameters
+    "marian": Sides(pre_norm=False, final_norm=False, position_offset=0),
+    **dict.fromkeys(("m2m_100", "nllb", "nllb-moe"), Sides(position_offset=None)),
+    "speech_to_text": Sides(position_offset=None, own_tables=0), "whisper": Sides(k_bias=False, own_tables=0),
+}  # fmt: skip
+
+
+class EncoderDecoder:
+    """An encoder and a decoder with cross-attention."""
+
+    gated = False
 
     def __init__(self, keys: Keys, family: Family) -> None:
-        self.k = keys
+        self.k, self.f = keys, SIDES_OF[keys.model_type]
         self.hidden = keys.size("d_model", "hidden_size")
         self.vocab = keys.size("vocab_size")
         if keys.config.get("decoder_vocab_size") == self.vocab:
@@ -46,53 +71,53 @@ class EncoderDecoder:
         return self.hidden // self.heads[side]
 
     def attention(self, side: int, **changes: Any) -> AttentionSpec:
-        own = {"head_dim": self.head_dim(side), "causal": side == 1, "k_bias": self.biased and self.k_bias, "position": "absolute"}
-        return encoder_attention(self.heads[side], self.hidden, bias=self.biased, **{**own, **changes})
+        own = {
+            "head_dim": self.head_dim(side),
+            "causal": side == 1,
+            "k_bias": self.f.k_bias,
+            "position": "absolute",
+        }
+        return encoder_attention(self.heads[side], self.hidden, bias=self.f.biased, **{**own, **changes})
 
     def feed_forward(self, side: int, i: int) -> BranchSpec:
         act = str(self.k.get("activation_function", "feed_forward_proj", default="relu"))
-        return FeedForwardSpec(width=self.widths[side], gated=self.gated, bias=self.biased, activation=act)
+        return FeedForwardSpec(width=self.widths[side], gated=self.gated, bias=self.f.biased, activation=act)
 
     def layer(self, side: int, i: int) -> LayerSpec:
         cross = (self.attention(1, cross=True, causal=False),) if side else ()
         branches = (self.attention(side), *cross, self.feed_forward(side, i))
-        return LayerSpec(sublayers=in_turn(*branches, norm="pre" if self.pre_norm else "post"))
+        return LayerSpec(sublayers=in_turn(*branches, norm="pre" if self.f.pre_norm else "post"))
 
     def stack(self, side: int) -> StackSpec:
         every = [self.layer(side, i) for i in range(self.layers[side])]
         layers, pattern = deal(every, [SIDES[side]] * len(every))
         return StackSpec(
-            name=SIDES[side], hidden_size=self.hidden, layers=layers, pattern=pattern, norm=self.norm,
-            final_norm=self.final_norm, extra=self.stack_extra(side),
+            name=SIDES[side], hidden_size=self.hidden, layers=layers, pattern=pattern, norm=self.f.norm,
+            final_norm=self.f.final_norm, extra=self.stack_extra(side),
         )  # fmt: skip
 
     def positions(self, side: int) -> int:
-        return self.k.number("max_position_embeddings", default=1024) + (self.position_offset or 0)
+        return self.k.number("max_position_embeddings", default=1024) + (self.f.position_offset or 0)
 
     def stack_extra(self, side: int) -> tuple[WeightSpec, ...]:
         extra: list[WeightSpec] = []
-        if self.position_offset is not None:
+        if self.f.position_offset is not None:
             extra.append(lookup("position", self.positions(side), self.hidden))
-        if self.embedding_norm:
-            extra.append(norm_extra("embedding_norm", self.norm, self.hidden))
+        if self.f.embedding_norm:
+            extra.append(norm_extra("embedding_norm", self.f.norm, self.hidden))
         return tuple(extra)
 
     def architecture(self) -> ArchitectureSpec:
         tied = bool(self.k.get("tie_word_embeddings", default=True))
-        own = lookup("own_words", self.vocab, self.hidden, copies=self.own_tables or 1)
+        own = lookup("own_words", self.vocab, self.hidden, copies=self.f.own_tables or 1)
         return ArchitectureSpec(
             vocab_size=self.vocab, tie_word_embeddings=tied, stacks=(self.stack(0), self.stack(1)),
-            extra=() if tied or not self.own_tables else (own,),
+            extra=() if tied or not self.f.own_tables else (own,),
         )  # fmt: skip
 
 
 class T5(EncoderDecoder):
     """Relative biases in the first layer of each stack, RMS norms, no biases; v1.1 has a gated feed-forward and an own head."""
-
-    norm: NormKind = "rmsnorm"
-    biased = False
-    own_tables = 0
-    bias_tables = 1
 
     def __init__(self, keys: Keys, family: Family) -> None:
         super().__init__(keys, family)
@@ -108,7 +133,7 @@ class T5(EncoderDecoder):
 
     def stack_extra(self, side: int) -> tuple[WeightSpec, ...]:
         buckets = self.k.number("relative_attention_num_buckets", default=32)
-        tables = self.bias_tables or self.layers[side]
+        tables = self.f.bias_tables or self.layers[side]
         return (lookup("relative_bias", buckets, self.heads[side], copies=tables),)
 
 
@@ -126,16 +151,8 @@ class LongT5(T5):
         return super().architecture()
 
 
-class Umt5(T5):
-    """A table of relative biases in every layer."""
-
-    bias_tables = 0
-
-
 class Switch(T5):
     """Top-1 experts each so many layers."""
-
-    own_tables = 2
 
     def feed_forward(self, side: int, i: int) -> BranchSpec:
         name, layers = SIDES[side], self.layers[side]
@@ -154,21 +171,8 @@ class Switch(T5):
         return super().feed_forward(side, i)
 
 
-class Bart(EncoderDecoder):
-    """Post-norm, learned positions from 2 on, a norm on the embeddings and none at the end."""
-
-    pre_norm, final_norm, embedding_norm = False, False, True
-
-
-class BlenderbotSmall(Bart):
-    position_offset = 0
-
-
 class BigBirdPegasus(EncoderDecoder):
     """Pre-norm with one more norm, attention without biases, blocks of sparse attention in the encoder."""
-
-    embedding_norm, final_norm = True, False
-    position_offset = 0
 
     def attention(self, side: int, **changes: Any) -> AttentionSpec:
         bias = bool(self.k.get("use_bias", default=False))
@@ -180,7 +184,7 @@ class BigBirdPegasus(EncoderDecoder):
         return super().attention(side, **plain, **changes)
 
 
-class Led(Bart):
+class Led(EncoderDecoder):
     """Longformer's windows in the encoder; global tokens have projections of their own."""
 
     def positions(self, side: int) -> int:
@@ -195,28 +199,7 @@ class Led(Bart):
         return super().attention(side, window=width // 2, extra=(own,), **changes)
 
 
-class Mbart(EncoderDecoder):
-    embedding_norm = True
-
-
-class Pegasus(EncoderDecoder):
-    """Sinusoidal positions that are stored as parameters."""
-
-    position_offset = 0
-
-
-class Marian(EncoderDecoder):
-    pre_norm, final_norm = False, False
-    position_offset = 0
-
-
-class M2m(EncoderDecoder):
-    """Sinusoidal positions."""
-
-    position_offset = None
-
-
-class NllbMoe(M2m):
+class NllbMoe(EncoderDecoder):
     """Top-2 experts each so many layers."""
 
     def feed_forward(self, side: int, i: int) -> BranchSpec:
@@ -229,10 +212,8 @@ class NllbMoe(M2m):
         )
 
 
-class SpeechToText(M2m):
+class SpeechToText(EncoderDecoder):
     """Convolutions with gated halves over filter banks."""
-
-    own_tables = 0
 
     def stack_extra(self, side: int) -> tuple[WeightSpec, ...]:
         if side:
@@ -281,9 +262,6 @@ class Gemma2Stack(Decoder):
 
 class Whisper(EncoderDecoder):
     """Two convolutions over the spectrogram, keys without bias."""
-
-    k_bias = False
-    own_tables = 0
 
     def positions(self, side: int) -> int:
         return self.k.number(("max_source_positions", "max_target_positions")[side])

@@ -14,22 +14,34 @@ class Wav2Vec2:
     """Convolutions over the waveform, a grouped convolution for positions, BERT's layers, a head for CTC (also HuBERT)."""
 
     norm_of_convolutions = "group"
+    kind = "audio"
+    final_norm = True
+    words = 32
+    """Of the vocabulary, where the file does not say."""
 
     def __init__(self, keys: Keys, family: Family) -> None:
-        self.k = keys
+        self.file = self.k = keys
 
     def architecture(self) -> ArchitectureSpec:
         k = self.k
-        h, heads = k.size("hidden_size"), k.number("num_attention_heads")
+        h, depth = k.size("hidden_size") if k is self.file else k.number("hidden_size"), k.number("num_hidden_layers")
+        stack = uniform(
+            self.kind, self.layer(h), depth, name="audio", hidden_size=h, norm="layernorm",
+            final_norm=self.final_norm,
+            extra=(*self.stem(h), *self.adapter(h), linear("head_ctc", h, self.file.number("vocab_size", default=self.words))),
+        )  # fmt: skip
+        return ArchitectureSpec(head=False, stacks=(stack,))
+
+    def layer(self, h: int) -> LayerSpec:
+        k, heads = self.k, self.k.number("num_attention_heads")
         mlp = FeedForwardSpec(width=k.number("intermediate_size"), gated=False, bias=True, activation="gelu")
         norm = "pre" if k.get("do_stable_layer_norm", default=False) else "post"
         steps = in_turn(encoder_attention(heads, h, position="absolute"), mlp, norm=norm)
-        layer = LayerSpec(sublayers=steps, extra=self.gates(h // heads, heads))
-        stack = uniform(
-            "audio", layer, k.number("num_hidden_layers"), name="audio", hidden_size=h, norm="layernorm",
-            extra=(*self.stem(h), linear("head_ctc", h, k.number("vocab_size", default=32))),
-        )  # fmt: skip
-        return ArchitectureSpec(head=False, stacks=(stack,))
+        return LayerSpec(sublayers=steps, extra=self.gates(h // heads, heads))
+
+    def adapter(self, h: int) -> Weights:
+        """What shortens the frames that leave the encoder."""
+        return ()
 
     def gates(self, head_dim: int, heads: int) -> Weights:
         """What a layer holds beside attention and feed-forward."""
@@ -98,7 +110,7 @@ def gated_convolution(h: int, taps: int, *, bias: bool) -> Weights:
 class Wav2Vec2Conformer(Wav2Vec2):
     """wav2vec 2.0's convolutions under a Conformer's layers."""
 
-    final_norm = True
+    kind = "conformer"
 
     def place(self, h: int) -> Weights:
         """What attention holds for its positions."""
@@ -111,17 +123,13 @@ class Wav2Vec2Conformer(Wav2Vec2):
                 return (vector("distances", rows * (h // heads)),)
         return ()
 
-    def architecture(self) -> ArchitectureSpec:
-        k, h = self.k, self.k.size("hidden_size")
+    def layer(self, h: int) -> LayerSpec:
+        k = self.k
         attention = encoder_attention(k.number("num_attention_heads"), h, position="relative", extra=self.place(h))
         mlp = FeedForwardSpec(width=k.number("intermediate_size"), gated=False, bias=True)
-        inside = gated_convolution(h, k.number("conv_depthwise_kernel_size", default=31), bias=False)
-        stack = uniform(
-            "conformer", conformer_layer(h, attention, mlp, inside), k.number("num_hidden_layers"), name="audio", hidden_size=h,
-            norm="layernorm", final_norm=self.final_norm,
-            extra=(*self.stem(h), *self.adapter(h), linear("head_ctc", h, k.number("vocab_size", default=32))),
-        )  # fmt: skip
-        return ArchitectureSpec(head=False, stacks=(stack,))
+        return conformer_layer(
+            h, attention, mlp, gated_convolution(h, k.number("conv_depthwise_kernel_size", default=31), bias=False)
+        )
 
     def adapter(self, h: int) -> Weights:
         """Strided convolutions that shorten what leaves the encoder; only such as keep its width are read."""
@@ -163,10 +171,12 @@ class Wav2Vec2Bert(Wav2Vec2Conformer):
         )  # fmt: skip
 
 
-class Conformer:
+class Conformer(Wav2Vec2):
     """Feed-forward, attention with relative positions, convolution, feed-forward (Gulati et al. 2020, arXiv 2005.08100), with a
     subsampling stem (Fast Conformer) and a head for CTC.
     """
+
+    kind, final_norm, words = "conformer", False, 1025
 
     def __init__(self, keys: Keys, family: Family) -> None:
         self.file = keys
@@ -190,15 +200,6 @@ class Conformer:
         down = (linear("convolution_1", taps, c), linear("pointwise", c, c, copies=halved - 1))
         taken = depthwise("depthwise", taps, c, bias=True, copies=halved - 1)
         return (*down, taken, linear("subsampled", c * (bins >> halved), h))
-
-    def architecture(self) -> ArchitectureSpec:
-        k, h = self.k, self.k.number("hidden_size")
-        depth, words = k.number("num_hidden_layers"), self.file.number("vocab_size", default=1025)
-        stack = uniform(
-            "conformer", self.layer(h), depth, name="audio", hidden_size=h, norm="layernorm", final_norm=False,
-            extra=(*self.stem(h), linear("head_ctc", h, words)),
-        )  # fmt: skip
-        return ArchitectureSpec(head=False, stacks=(stack,))
 
 
 def phi4_audio(file: Keys, k: Keys, text: int) -> StackSpec:
