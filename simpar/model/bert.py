@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from simpar.model.decoder import Decoder, StepNorm, Weights
-from simpar.model.pieces import depthwise, linear, lookup, matrix, norm_extra, vector
+from simpar.model.decoder import Decoder, StepNorm
+from simpar.model.family import Weights
+from simpar.model.pieces import depthwise, linear, lookup, norm_extra, vector
 from simpar.specs.architecture import SublayerSpec
 from simpar.specs.mixers import BranchSpec, FeedForwardSpec
 
@@ -122,25 +123,6 @@ class Esm(Bert):
         return tuple(
             w for w in super().tables(width) if not ((rotary and w.name == "position") or (not normed and "norm" in w.name))
         )
-
-
-class UltraBert(Decoder):
-    """Local layers with a full one by turns, and two dense layers before the head."""
-
-    def further(self) -> Weights:
-        h, width = self.hidden, self.k.number("prediction_head_size", default=768)
-        return (matrix("head_1", h, width), matrix("head_2", width, h))
-
-
-class EsmC(Decoder):
-    """ESM C: norms over all queries and keys, layers with biased norms, one dense layer before the head."""
-
-    def layer_extra(self, i: int) -> Weights:
-        return (vector("norm_biases", 2 * self.hidden),)
-
-    def further(self) -> Weights:
-        dense = linear("head_dense", self.hidden, self.hidden)
-        return (dense, norm_extra("head_norm", "layernorm", self.hidden))
 
 
 class ModernBertDecoder(Decoder):

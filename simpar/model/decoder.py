@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from simpar.model.config_keys import EXPERT_CLASSES, EXPERTS, PER_TOKEN, TIED, UNDERSTOOD, Keys
-from simpar.model.family import Family, Layout
+from simpar.model.family import Family, Layout, Weights
 from simpar.model.pieces import deal, lookup, norm_extra, vector
 from simpar.specs.architecture import MOST_LAYERS, ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec
 from simpar.specs.mixers import (
@@ -22,7 +22,6 @@ from simpar.specs.mixers import (
     WeightSpec,
 )
 
-Weights = tuple[WeightSpec, ...]
 StepNorm = Literal["none", "pre", "post", "sandwich"]
 MAMBA = ("mamba", "mamba2", "linear_attention", "hybrid", "hybrid_mamba")
 RECURRENT = (*MAMBA, "conv", "recurrent", "mlstm")
@@ -159,7 +158,7 @@ class Decoder:
     def attention(self, i: int) -> BranchSpec:
         """Softmax attention of layer `i`."""
         if self.k.get("kv_lora_rank"):
-            return self.latent_attention(i)
+            return LatentAttentionSpec(**self.latent_fields(i))
         return AttentionSpec(**self.attention_fields(i))
 
     def attention_fields(self, i: int) -> dict[str, Any]:
@@ -182,11 +181,11 @@ class Decoder:
             fields["window"] = self.window() or self.k.get("sliding_window")
         elif "chunked" in kind:
             fields["chunk"] = self.k.number("attention_chunk_size")
-        return fields
+        return {**fields, **self.f.attention(self, i)}
 
     def attention_extra(self, i: int) -> Weights:
         """Weights that a plain attention has beside its projections and norms."""
-        return ()
+        return self.f.attention_extra(self, i)
 
     def rope_factor(self) -> bool:
         """Whether YaRN's factor of sine and cosine is another than 1 (transformers modeling_rope_utils.py)."""
@@ -196,12 +195,8 @@ class Decoder:
         grown = found.get("factor", 1.0) > 1.0 and not (all_dim and all_dim == found.get("mscale"))
         return found.get("rope_type", found.get("type")) == "yarn" and bool(grown if own is None else own != 1.0)
 
-    def latent_attention(self, i: int) -> BranchSpec:
-        """Multi-head latent attention, with an indexer where the file has one."""
-        return LatentAttentionSpec(**self.latent_fields(i))
-
     def latent_fields(self, i: int) -> dict[str, Any]:
-        """Fields of a latent attention."""
+        """Fields of a multi-head latent attention, with an indexer where the file has one."""
         return {
             "num_heads": self.at(i, "num_attention_heads", self.heads),
             "q_lora_rank": self.at(i, "q_lora_rank", self.k.get("q_lora_rank", default=0)),
@@ -242,8 +237,8 @@ class Decoder:
 
     def intermediate(self, i: int) -> int:
         """Width of layer `i`'s dense feed-forward."""
-        if self.f.halves:
-            return self.k.number("intermediate_size") // 2
+        if self.f.width:
+            return self.f.width(self, i)
         width = self.k.get("dense_intermediate_size", "intermediate_size_mlp", "prefix_dense_intermediate_size")
         if width is None or not self.has_experts():
             width = self.k.get("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim", "d_ff", "dff")
@@ -334,7 +329,7 @@ class Decoder:
 
     def layer_extra(self, i: int) -> Weights:
         """Weights of layer `i` outside its residual steps."""
-        return ()
+        return self.f.layer_extra(self, i)
 
     def layer(self, i: int) -> LayerSpec:
         """Layer `i`."""
@@ -351,7 +346,7 @@ class Decoder:
 
     def stack_extra(self) -> Weights:
         """Weights of the stack outside its layers."""
-        return ()
+        return self.f.stack_extra(self)
 
     def final_norm(self) -> bool:
         """Whether a norm follows the last layer."""
@@ -359,11 +354,7 @@ class Decoder:
 
     def further(self) -> Weights:
         """Weights of the model outside its stack, beside positions and the norm of the embedding."""
-        return ()
-
-    def embedding_rows(self) -> int:
-        """Rows of the embedding where they are not the vocabulary's; 0 = they are."""
-        return 0
+        return self.f.further(self)
 
     def tied(self) -> bool:
         return bool(self.k.get(*TIED, default=self.f.tied)) and self.f.tied is not None
@@ -386,7 +377,7 @@ class Decoder:
             "dropout": self.k.dropout(),
             # Where experts have biases of their own, the router's is one more of them and balances nothing (GPT-OSS).
             "even_routing": self.k.balances_experts() or (self.flag(self.f.router_bias) and not self.f.expert_bias),
-            "embedding_rows": self.embedding_rows(),
+            "embedding_rows": self.f.rows(self),
             "extra": (*extra, *self.further()),
         }
 

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from simpar.specs.mixers import NormKind
+from simpar.specs.mixers import NormKind, WeightSpec
 
 Layout = Literal["pre", "post", "sandwich", "parallel", "parallel_norms"]
+
+Weights = tuple[WeightSpec, ...]
+
+
+def _nothing(*_: Any) -> Weights:
+    return ()
+
+
+def _changes_nothing(*_: Any) -> dict[str, Any]:
+    return {}
+
+
+def _as_many(_: Any) -> int:
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +53,20 @@ class Family:
     shared_gate: bool = False
     full_every: int = 0
     """Every so many layers one has full attention, the others the window, where no key says it."""
+    attention: Callable[[Any, int], dict[str, Any]] = _changes_nothing
+    """Changes of a plain attention's fields, of (reader, layer)."""
+    attention_extra: Callable[[Any, int], Weights] = _nothing
+    layer_extra: Callable[[Any, int], Weights] = _nothing
+    """Weights beside those of attention and feed-forward, of (reader, layer)."""
+    stack_extra: Callable[[Any], Weights] = _nothing
+    further: Callable[[Any], Weights] = _nothing
+    """Weights outside the layers; outside the stack, beside positions and the norm of the embedding."""
+    rows: Callable[[Any], int] = _as_many
+    """Of the embedding where they are not the vocabulary's; 0 = they are."""
+    width: Callable[[Any, int], int] | None = None
+    """Of a layer's dense feed-forward, where no general key says it."""
     turns: tuple[str, ...] = ()
     """Kinds of its layers by turns, where the file lists none."""
-    halves: bool = False
-    """The file's width counts both halves of a gated product."""
     position: Literal["rope", "none", "alibi", "absolute", "relative"] = "rope"
     activation: str = "silu"
     """Where the file has none."""

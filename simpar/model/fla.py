@@ -14,7 +14,16 @@ from simpar.model.decoder import Decoder
 from simpar.model.family import Family
 from simpar.model.hybrids import PureMamba
 from simpar.model.pieces import depthwise, linear, matrix, vector
-from simpar.specs.mixers import AttentionSpec, BranchSpec, CustomSpec, DeltaSpec, FeedForwardSpec, LinearAttentionSpec, WeightSpec
+from simpar.specs.mixers import (
+    AttentionSpec,
+    BranchSpec,
+    CustomSpec,
+    DeltaSpec,
+    FeedForwardSpec,
+    LatentAttentionSpec,
+    LinearAttentionSpec,
+    WeightSpec,
+)
 
 CHUNK = 64
 
@@ -68,15 +77,6 @@ class RetNet(Fla):
     hidden_ratio = 2.0
 
 
-class Hgrn(Fla):
-    """Learned lower bounds of the forget gates, one row per layer."""
-
-    def stack_extra(self) -> tuple[WeightSpec, ...]:
-        if not self.k.get("use_lower_bound", default=True):
-            return ()
-        return (vector("lower_bounds", self.num_layers * self.hidden),)
-
-
 class Samba(PureMamba):
     """Mamba and windowed attention by turns, each with a feed-forward."""
 
@@ -94,9 +94,6 @@ class Samba(PureMamba):
 
 class RwkvFla(Fla):
     """RWKV 6 and 7: LayerNorms with one more before the first layer, token shift in both halves."""
-
-    def stack_extra(self) -> tuple[WeightSpec, ...]:
-        return (vector("pre_norm", 2 * self.hidden),) if self.k.get("norm_first", default=True) else ()
 
     def channel_width(self, ratio: float) -> int:
         wide = int(self.hidden * self.k.get("hidden_ratio", default=ratio))
@@ -148,7 +145,7 @@ class FlaLatent(Fla):
         return ["full_attention"] * self.num_layers
 
     def attention(self, i: int) -> BranchSpec:
-        return self.latent_attention(i)
+        return LatentAttentionSpec(**self.latent_fields(i))
 
 
 class FlaTransformer(Fla):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from simpar.model.decoder import Decoder, Weights
+from simpar.model.decoder import Decoder
+from simpar.model.family import Weights
 from simpar.model.pieces import lookup, matrix, vector
 from simpar.specs.mixers import BranchSpec, ExpertsSpec
 
@@ -114,9 +115,3 @@ class Gemma4(Decoder):
         fields = self.expert_fields(i)
         extra = (vector("router_scales", self.hidden + fields["num_experts"]), vector("norms", 3 * self.hidden))
         return (self.mlp(i), ExpertsSpec(**fields, extra=extra))
-
-    def layer_extra(self, i: int) -> Weights:
-        return per_layer_inputs(self)
-
-    def stack_extra(self) -> Weights:
-        return per_layer_embeddings(self)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from simpar.model.decoder import MAMBA, Decoder, Weights
+from simpar.model.decoder import MAMBA, Decoder
 from simpar.model.family import Layout
 from simpar.model.pieces import matrix, vector
 from simpar.specs.architecture import SublayerSpec
@@ -293,9 +293,6 @@ class Phi4Flash(Decoder):
             return (mamba1(self),)
         shared = {"key_value": "shared"} if i > self.num_layers // 2 + 1 else {}
         return (AttentionSpec(**{**self.attention_fields(i), **shared, "position": "none"}),)
-
-    def attention_extra(self, i: int) -> Weights:
-        return (vector("lambda", 4 * self.head_dim), vector("sub_norm", 2 * self.head_dim))
 
 
 class RecurrentGemma(Decoder):

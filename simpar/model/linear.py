@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from simpar.model.decoder import Decoder, Weights
+from simpar.model.decoder import Decoder
 from simpar.model.family import Layout
 from simpar.model.pieces import linear, matrix, vector
 from simpar.specs.architecture import SublayerSpec
@@ -197,9 +197,6 @@ class Rwkv(Decoder):
             ),
         )  # fmt: skip
         return (SublayerSpec(branches=(time,)), SublayerSpec(branches=(channel,)))
-
-    def stack_extra(self) -> Weights:
-        return (vector("pre_norm", 2 * self.hidden),)
 
 
 class Xlstm(Decoder):

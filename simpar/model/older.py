@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from simpar.model.decoder import Decoder, Weights
-from simpar.model.family import Layout
-from simpar.model.pieces import matrix, vector
+from simpar.model.decoder import Decoder
+from simpar.model.family import Layout, Weights
+from simpar.model.pieces import matrix
 from simpar.specs.architecture import LayerSpec
-from simpar.specs.mixers import BranchSpec, ExpertsSpec, FeedForwardSpec, WeightSpec
+from simpar.specs.mixers import BranchSpec, ExpertsSpec, FeedForwardSpec
 
 
 class GptNeo(Decoder):
@@ -20,12 +20,6 @@ class GptNeo(Decoder):
         kinds = listed or [kind for names, count in pairs for _ in range(count) for kind in names]
         kinds = kinds or ["global", "local"] * self.num_layers
         return ["sliding_attention" if kind == "local" else "full_attention" for kind in kinds[: self.num_layers]]
-
-
-class GptBigCode(Decoder):
-    def attention_fields(self, i: int) -> dict[str, Any]:
-        single = bool(self.k.get("multi_query", default=True))
-        return {**super().attention_fields(i), "num_key_value_heads": 1 if single else self.heads}
 
 
 class Falcon(Decoder):
@@ -104,26 +98,6 @@ class Opt(Decoder):
         return self.layout(0) == "pre" and not self.k.get("_remove_final_layer_norm", default=False)
 
 
-class GptNeoxJapanese(Decoder):
-    """No biases but one, of the last layer's output projection."""
-
-    def stack_extra(self) -> tuple[WeightSpec, ...]:
-        return (vector("dense_bias", self.hidden),)
-
-    def intermediate(self, i: int) -> int:
-        return int(self.k.get("intermediate_multiple_size", default=4) * self.hidden)
-
-
-class Cohere(Decoder):
-    """A norm of every head on its own, where switched on."""
-
-    def attention_fields(self, i: int) -> dict[str, Any]:
-        fields = super().attention_fields(i)
-        if self.k.get("use_qk_norm", "qk_layernorm", default=False):
-            fields |= {"qk_norm": "full", "qk_norm_kind": "layernorm_no_bias"}
-        return fields
-
-
 class ChatGlm(Decoder):
     """ChatGLM 2 to 4: few key heads where the file says so, a padded vocabulary."""
 
@@ -157,14 +131,6 @@ class OpenElm(Decoder):
 
     def tied(self) -> bool:
         return bool(self.k.get("share_input_output_layers", default=True))
-
-
-class DeciLm(Decoder):
-    """Key heads by layer."""
-
-    def attention_fields(self, i: int) -> dict[str, Any]:
-        groups = self.k.listed("num_key_value_heads_per_layer")
-        return {**super().attention_fields(i), **({"num_key_value_heads": groups[i]} if groups else {})}
 
 
 class Arctic(Decoder):

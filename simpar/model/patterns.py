@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from simpar.model.decoder import Decoder, Weights
+from simpar.model.decoder import Decoder
+from simpar.model.family import Weights
 from simpar.model.pieces import linear, matrix, vector
 from simpar.specs.mixers import AttentionSpec, BranchSpec, CustomSpec, ExpertsSpec, FeedForwardSpec, WeightSpec
 
@@ -79,13 +80,6 @@ class Step(Decoder):
         return int(self.k.get("share_expert_dim", "share_expert_dims", default=super().shared_width(width)))
 
 
-class Step3(Step):
-    """Step-3: queries from a narrow latent that all heads share, one head of keys and values."""
-
-    def attention_fields(self, i: int) -> dict[str, Any]:
-        return super().attention_fields(i) | {"query_rank": self.k.number("share_q_dim")}
-
-
 class Laguna(Decoder):
     """Heads by layer and a gate per head."""
 
@@ -149,12 +143,6 @@ class MllamaText(Decoder):
         tokens = 4 * 1601  # tiles of 560 pixels in patches of 14, with a class token
         return {**fields, "cross": True, "causal": False, "qk_norm": "head", "position": "none", "keys": tokens}
 
-    def layer_extra(self, i: int) -> Weights:
-        return (vector("gates", 2),) if self.types[i] == "cross_attention" else ()
-
-    def embedding_rows(self) -> int:
-        return self.vocabulary() + 8
-
 
 class JetMoe(Decoder):
     """Experts in the query and output projections of attention as well."""
@@ -179,26 +167,9 @@ class JetMoe(Decoder):
 class BitNet(Decoder):
     """Norms before the output projections."""
 
-    def attention_extra(self, i: int) -> Weights:
-        return (vector("sub_norm", self.heads * self.head_dim),)
-
     def mlp(self, i: int) -> FeedForwardSpec:
         mlp = super().mlp(i)
         return mlp.model_copy(update={"extra": (vector("sub_norm", mlp.width),)})
-
-
-class DiffLlama(Decoder):
-    """Two score maps subtracted, by four vectors per layer."""
-
-    def attention_extra(self, i: int) -> Weights:
-        return (vector("lambda", 4 * self.head_dim),)
-
-
-class Beam(Decoder):
-    """A bias per head in the output gate."""
-
-    def attention_extra(self, i: int) -> Weights:
-        return (vector("gate_bias", self.heads),)
 
 
 class HunyuanDense(Decoder):
@@ -226,14 +197,6 @@ class HunyuanMoe(HunyuanDense):
         }  # fmt: skip
 
 
-class Hunyuan(HunyuanMoe):
-    """Hunyuan-Large: keys and values of every second layer serve the next as well (cross-layer attention)."""
-
-    def attention_fields(self, i: int) -> dict[str, Any]:
-        every = self.k.get("cla_share_factor", default=2) if self.k.get("use_cla", default=False) else 1
-        return {**super().attention_fields(i), **({"key_value": "shared"} if i % every else {})}
-
-
 class ErnieVl(Decoder):
     """ERNIE 4.5 VL: experts for text and, narrower, for image tokens in every layer; a text token meets the first."""
 
@@ -251,13 +214,6 @@ class HyV3(Decoder):
 
     def shared_width(self, width: int) -> int:
         return int(self.k.get("num_shared_experts", default=1)) * width or self.intermediate(0)
-
-
-class Molmo2(Decoder):
-    """Further rows of the embedding for image tokens."""
-
-    def embedding_rows(self) -> int:
-        return self.vocabulary() + int(self.k.get("additional_vocab_size", default=128))
 
 
 class Doge(Decoder):
@@ -280,6 +236,3 @@ class Doge(Decoder):
         router = matrix("router", self.hidden, 2 * int(number**0.5))
         pools = (WeightSpec(name=n, inputs=self.hidden, copies=number, uses=float(chosen)) for n in ("down", "up"))
         return (mlp.model_copy(update={"extra": (*mlp.extra, router, *pools)}),)
-
-    def layer_extra(self, i: int) -> Weights:
-        return (vector("residuals", 2 * self.hidden),)

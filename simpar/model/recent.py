@@ -5,10 +5,10 @@ from __future__ import annotations
 from math import isqrt
 from typing import Any
 
-from simpar.model.decoder import Decoder, StepNorm, Weights
+from simpar.model.decoder import Decoder, StepNorm
+from simpar.model.family import Weights
 from simpar.model.linear import KimiLinear, QwenNext
 from simpar.model.pieces import depthwise, linear, lookup, matrix, vector
-from simpar.model.sparse import hyper_connections
 from simpar.specs.mixers import IndexerSpec, WeightSpec
 
 
@@ -32,9 +32,6 @@ class Glm5Next(KimiLinear):
         gate = matrix("index_pool_gate", self.hidden, index.head_dim)
         return {**fields, "extra": (gate, vector("index_pool_positions", pool * index.head_dim))}
 
-    def layer_extra(self, i: int) -> Weights:
-        return hyper_connections(self)
-
 
 class MuseSpark(Decoder):
     """Windows with a full layer in four, which is without RoPE; experts in a narrower space, with norms on the way in and out; a
@@ -42,9 +39,6 @@ class MuseSpark(Decoder):
 
     def norms(self, i: int, layout: StepNorm) -> tuple[StepNorm, StepNorm]:
         return layout, "sandwich"
-
-    def layer_extra(self, i: int) -> Weights:
-        return (vector("residual_gates", 2 * self.hidden),)
 
     def expert_fields(self, i: int) -> dict[str, Any]:
         width = self.k.number("moe_hidden_size")
@@ -67,10 +61,6 @@ class MistralLarge4(Decoder):
         index: IndexerSpec | None = fields["indexer"]
         own = 2 * self.hidden + 2 * index.num_heads if index and index.owned else 0
         return {**fields, "extra": (vector("softmax_scales", 2 * self.heads + own),)}
-
-    def stack_extra(self) -> tuple[WeightSpec, ...]:
-        """A learned scale of each frequency of RoPE."""
-        return (vector("rope_scales", self.k.number("qk_rope_head_dim") // 2),)
 
 
 class Zaya(Decoder):
@@ -95,12 +85,6 @@ class Zaya(Decoder):
             vector("router_norm", width * (2 if i else 1)),
         )  # fmt: skip
         return {**fields, "extra": router}
-
-    def layer_extra(self, i: int) -> Weights:
-        return (vector("residual_scales", 8 * self.hidden),)
-
-    def stack_extra(self) -> tuple[WeightSpec, ...]:
-        return (vector("input_scales", 2 * self.hidden),)
 
 
 class Inkling(Decoder):
@@ -160,15 +144,9 @@ class Inkling2(Inkling):
         queries = (3 if full else 1 if i else 0) + 1
         return (*super().layer_extra(i), vector("block_queries", (queries + 2 * full) * self.hidden))
 
-    def stack_extra(self) -> tuple[WeightSpec, ...]:
-        return (vector("final_block_query", self.hidden),)
-
     def vocabulary(self) -> int:
         """The embedding is padded, the head is not."""
         return self.k.number("unpadded_vocab_size", default=super().vocabulary())
-
-    def embedding_rows(self) -> int:
-        return super().vocabulary()
 
 
 class Phi4Adapters(Decoder):
@@ -234,9 +212,6 @@ class Qwen4(QwenNext):
             vector("ngram_norms", 3 * wide),
             depthwise("ngram_convolution", k.number("ple_conv_kernel_size", default=4), wide),
         )  # fmt: skip
-
-    def stack_extra(self) -> tuple[WeightSpec, ...]:
-        return self.mix("head")
 
 
 def primes(start: int, skipped: int, count: int) -> int:

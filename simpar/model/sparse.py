@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from simpar.model.decoder import Decoder, StepNorm, Weights
+from simpar.model.decoder import Decoder, StepNorm
+from simpar.model.family import Weights
 from simpar.model.pieces import matrix, vector
 from simpar.specs.architecture import SublayerSpec
 from simpar.specs.mixers import BranchSpec, CustomSpec, ExpertsSpec, FeedForwardSpec, IndexerSpec, WeightSpec
@@ -112,12 +113,6 @@ class DeepseekV4(Decoder):
             ),
         )  # fmt: skip
 
-    def layer_extra(self, i: int) -> Weights:
-        return hyper_connections(self)
-
-    def stack_extra(self) -> tuple[WeightSpec, ...]:
-        return hyper_head(self)
-
 
 def compressor(name: str, hidden: int, width: int, key: int, rate: int) -> list[WeightSpec]:
     """Keys pooled over `rate` tokens: values, softmax gates, positions within the block, a norm."""
@@ -155,12 +150,6 @@ class HyV4(Decoder):
 
     def owns_index(self, i: int) -> bool:
         return super().owns_index(i) if self.k.listed("indexer_types") else i == 0 or i % 4 == 1
-
-    def layer_extra(self, i: int) -> Weights:
-        return hyper_connections(self, mixes=False)
-
-    def stack_extra(self) -> tuple[WeightSpec, ...]:
-        return hyper_head(self)
 
 
 class Longcat(Decoder):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from simpar.model.bert import Bert
-from simpar.model.decoder import Decoder, Weights
+from simpar.model.decoder import Decoder
+from simpar.model.family import Weights
 from simpar.model.pieces import in_turn, linear, lookup, matrix, norm_extra, vector
 from simpar.specs.architecture import SublayerSpec
 from simpar.specs.mixers import AttentionSpec, FeedForwardSpec, WeightSpec
@@ -55,44 +56,6 @@ class Xmod(Bert):
         return tuple(adapters)
 
 
-class Xlm(Decoder):
-    """XLM and FlauBERT: BERT's layers, a feed-forward four times as wide, embeddings of languages."""
-
-    def intermediate(self, i: int) -> int:
-        return 4 * self.hidden
-
-    def further(self) -> Weights:
-        languages = self.k.get("n_langs", default=1)
-        named = languages > 1 and self.k.get("use_lang_emb", default=True)
-        return (lookup("languages", languages, self.hidden),) if named else ()
-
-
-class XlNet(Decoder):
-    """Attention over relative positions, which have a projection of their own (Yang et al. 2019, arXiv 1906.08237)."""
-
-    def attention_extra(self, i: int) -> Weights:
-        wide = self.heads * self.head_dim
-        return (matrix("positions", self.hidden, wide, uses=0.0), vector("biases_and_segments", 5 * wide))
-
-    def further(self) -> Weights:
-        return (vector("masked", self.hidden),)
-
-
-class CpmAnt(Decoder):
-    """CPM-Ant: buckets of relative positions shared by all layers, embeddings of segments, rows for prompts."""
-
-    def embedding_rows(self) -> int:
-        prompts = self.k.number("prompt_types", default=32) * self.k.number("prompt_length", default=32)
-        return self.vocabulary() + prompts
-
-    def further(self) -> Weights:
-        segments, buckets = self.k.number("segment_types", default=32), self.k.number("position_bias_num_buckets", default=512)
-        return (
-            lookup("segments", segments, self.hidden),
-            lookup("position_bias", segments**2 + buckets, self.heads),
-        )
-
-
 class TrOcr(Decoder):
     """A decoder that attends the patches of a line of text: 24 x 24 of an image of 384 pixels, and a class token."""
 
@@ -132,13 +95,6 @@ class HrmText(Looped):
         self.num_layers = len(self.order)
         self.types = ["full_attention"] * self.num_layers
 
-    def attention_fields(self, i: int) -> dict[str, Any]:
-        fields = super().attention_fields(i)
-        return {**fields, "gate_bias": fields["q_bias"]}
-
-    def further(self) -> Weights:
-        return (vector("low_start", self.hidden),)
-
 
 class Ouro(Looped):
     """All layers run `total_ut_steps` times, each pass behind the final norm and a gate that may end them."""
@@ -148,9 +104,6 @@ class Ouro(Looped):
         passes = keys.number("total_ut_steps", default=4)
         self.order = [f"layer_{n}" for n in range(self.num_layers)] * passes
         self.types, self.num_layers = self.types * passes, self.num_layers * passes
-
-    def further(self) -> Weights:
-        return (linear("exit_gate", self.hidden, 1),)
 
 
 class Dory(Looped):
@@ -172,22 +125,6 @@ class Dory(Looped):
         self.order = [f"layer_{n}" for n in runs]
         self.num_layers, self.types = len(runs), [kinds[n] for n in runs]
 
-    def attention_extra(self, i: int) -> Weights:
-        return (vector("query_and_gate_scales", 2 * self.heads * self.head_dim),)
-
     def mlp(self, i: int) -> FeedForwardSpec:
         mlp = super().mlp(i)
         return mlp.model_copy(update={"extra": (vector("scales", 2 * mlp.width + 2 * self.hidden),)})
-
-    def further(self) -> Weights:
-        return (vector("logit_scale", self.vocabulary()),)
-
-
-class VoxtralRealtime(Decoder):
-    """Every layer's second norm is scaled by two narrow layers of the delay, once for a sequence."""
-
-    def layer_extra(self, i: int) -> Weights:
-        return (
-            matrix("delay_down", self.hidden, 32, uses=0.0),
-            matrix("delay_up", 32, self.hidden, uses=0.0),
-        )
