@@ -46,25 +46,19 @@ ALONE: dict[str, Tower] = {
 """Image and spectrogram encoders by model_type."""
 
 
-class Vit:
+def vit(k: Keys, family: Family) -> ArchitectureSpec:
     """A vision transformer on its own."""
-
-    def __init__(self, keys: Keys, family: Family) -> None:
-        self.k = keys
-
-    def architecture(self) -> ArchitectureSpec:
-        k = self.k
-        k.get("out_features", "out_indices", "stage_names", "reshape_hidden_states", "mask_ratio", "vocab_size")
-        k.get(*(f"decoder_{n}" for n in ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")))
-        if k.model_type == "audio-spectrogram-transformer":
-            k.config = {"num_channels": 1, **k.config}
-        if k.model_type == "videomae":
-            k.config = {"temporal_patch_size": k.number("tubelet_size", default=2), **k.config}
-        stack = vision_stack(k, ALONE[k.model_type]).model_copy(update={"tower": False})
-        h = stack.hidden_size
-        pooled = k.model_type in ("vit", "deit")
-        extra = linear("pooler", h, k.get("pooler_output_size", default=h), uses=0.0)
-        return ArchitectureSpec(stacks=(stack,), head=False, extra=(extra,) if pooled else ())
+    k.get("out_features", "out_indices", "stage_names", "reshape_hidden_states", "mask_ratio", "vocab_size")
+    k.get(*(f"decoder_{n}" for n in ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")))
+    if k.model_type == "audio-spectrogram-transformer":
+        k.config = {"num_channels": 1, **k.config}
+    if k.model_type == "videomae":
+        k.config = {"temporal_patch_size": k.number("tubelet_size", default=2), **k.config}
+    stack = vision_stack(k, ALONE[k.model_type]).model_copy(update={"tower": False})
+    h = stack.hidden_size
+    pooled = k.model_type in ("vit", "deit")
+    extra = linear("pooler", h, k.get("pooler_output_size", default=h), uses=0.0)
+    return ArchitectureSpec(stacks=(stack,), head=False, extra=(extra,) if pooled else ())
 
 
 def text_stack(k: Keys) -> tuple[StackSpec, tuple[WeightSpec, ...]]:
@@ -81,55 +75,34 @@ def text_stack(k: Keys) -> tuple[StackSpec, tuple[WeightSpec, ...]]:
     return stack, (position, *(() if causal else head))
 
 
-class Pair:
-    """CLIP and SigLIP: an encoder of images beside one of text; FLOPs are of a text token."""
-
-    text, vision = "clip_text_model", "clip_vision_model"
-
-    def __init__(self, keys: Keys, family: Family) -> None:
-        self.k = keys
-
-    def architecture(self) -> ArchitectureSpec:
-        k = self.k
-        words = k.child("text_config", like=self.text) or Keys({}, k.file, "text_config.", self.text)
-        images = k.child("vision_config", like=self.vision) or Keys({}, k.file, "vision_config.", self.vision)
-        for part in (k, words, images):
-            part.used.add("tie_word_embeddings")  # there is no head
-        text, extra = text_stack(words)
-        vision = vision_stack(images, TOWERS[self.vision])
-        return ArchitectureSpec(
-            vocab_size=words.number("vocab_size"), head=False, stacks=(vision, text),
-            extra=(*extra, *self.joint(text.hidden_size, vision.hidden_size)),
-        )  # fmt: skip
-
-    def joint(self, text: int, vision: int) -> Weights:
-        """Projections into one space, once per sample, and the learned scale."""
-        width = self.k.number("projection_dim", default=512)
-        both = (matrix("text_projection", text, width), matrix("visual_projection", vision, width))
-        return (*(w.model_copy(update={"uses": 0.0}) for w in both), vector("logit_scale", 1))
-
-
-class SiglipPair(Pair):
-    text, vision = "siglip_text_model", "siglip_vision_model"
-
-    def joint(self, text: int, vision: int) -> Weights:
-        return (vector("logit_scale_and_bias", 2),)
-
-
-class Siglip2Pair(SiglipPair):
-    text, vision = "siglip2_text_model", "siglip2_vision_model"
-
-
-class TextEncoder:
+def text_encoder(k: Keys, family: Family) -> ArchitectureSpec:
     """The text half of a pair on its own."""
-
-    def __init__(self, keys: Keys, family: Family) -> None:
-        self.k = keys
-
-    def architecture(self) -> ArchitectureSpec:
-        stack, extra = text_stack(self.k)
-        return ArchitectureSpec(vocab_size=self.k.number("vocab_size"), head=False, stacks=(stack,), extra=extra)
+    stack, extra = text_stack(k)
+    return ArchitectureSpec(vocab_size=k.number("vocab_size"), head=False, stacks=(stack,), extra=extra)
 
 
-PAIRS = {"clip": Pair, "siglip": SiglipPair, "siglip2": Siglip2Pair}
-"""Models that nest the keys of two encoders."""
+PAIRS = {
+    "clip": ("clip_text_model", "clip_vision_model"), "siglip": ("siglip_text_model", "siglip_vision_model"),
+    "siglip2": ("siglip2_text_model", "siglip2_vision_model"),
+}  # fmt: skip
+"""Models that nest the keys of two encoders, with the types of both."""
+
+
+def pair(k: Keys, family: Family) -> ArchitectureSpec:
+    """CLIP and SigLIP: an encoder of images beside one of text; FLOPs are of a text token."""
+    names, parts = PAIRS[k.model_type], ("text_config", "vision_config")
+    words, images = (
+        k.child(part, like=name) or Keys({}, k.file, f"{part}.", name) for part, name in zip(parts, names, strict=True)
+    )
+    for part in (k, words, images):
+        part.used.add("tie_word_embeddings")  # there is no head
+    text, extra = text_stack(words)
+    vision = vision_stack(images, TOWERS[names[1]])
+    joint: Weights = (vector("logit_scale_and_bias", 2),)
+    if k.model_type == "clip":  # projections into one space, once per sample, and the learned scale
+        width = k.number("projection_dim", default=512)
+        joint = (
+            matrix("text_projection", text.hidden_size, width, uses=0.0),
+            matrix("visual_projection", vision.hidden_size, width, uses=0.0), vector("logit_scale", 1),
+        )  # fmt: skip
+    return ArchitectureSpec(vocab_size=words.number("vocab_size"), head=False, stacks=(vision, text), extra=(*extra, *joint))

@@ -227,25 +227,6 @@ class SpeechToText(EncoderDecoder):
         )  # fmt: skip
 
 
-class T5Gemma:
-    """Two stacks of Gemma 2's layers, the second with cross-attention, each with a word embedding of its own."""
-
-    def __init__(self, keys: Keys, family: Family) -> None:
-        self.k, self.family = keys, family
-        sides = keys.child("encoder", like="t5_gemma_module"), keys.child("decoder", like="t5_gemma_module")
-        self.sides = [Gemma2Stack(side or keys, family) for side in sides]
-
-    def architecture(self) -> ArchitectureSpec:
-        encoder, decoder = self.sides
-        one = encoder.stack().model_copy(update={"name": "encoder"})
-        layers = {name: decoder.with_cross(layer, encoder.hidden) for name, layer in decoder.stack().layers.items()}
-        fields, words = decoder.outside(), encoder.vocabulary()
-        own = lookup("own_words", words, encoder.hidden)
-        tied = bool(self.k.get("tie_word_embeddings", default=True))
-        stacks = (one, decoder.stack().model_copy(update={"layers": layers}))
-        return ArchitectureSpec(**{**fields, "extra": (*fields["extra"], own), "tie_word_embeddings": tied}, stacks=stacks)
-
-
 class Gemma2Stack(Decoder):
     """One side of T5Gemma."""
 
@@ -258,6 +239,19 @@ class Gemma2Stack(Decoder):
         fields = {"cross": True, "causal": False, "window": None, "kv_hidden_size": width if width != self.hidden else None}
         cross = own.branches[0].model_copy(update=fields)
         return LayerSpec(sublayers=(own, own.model_copy(update={"branches": (cross,)}), feed))
+
+
+def t5gemma(k: Keys, family: Family) -> ArchitectureSpec:
+    """Two stacks of Gemma 2's layers, the second with cross-attention, each with a word embedding of its own."""
+    sides = k.child("encoder", like="t5_gemma_module"), k.child("decoder", like="t5_gemma_module")
+    encoder, decoder = (Gemma2Stack(side or k, family) for side in sides)
+    one = encoder.stack().model_copy(update={"name": "encoder"})
+    layers = {name: decoder.with_cross(layer, encoder.hidden) for name, layer in decoder.stack().layers.items()}
+    fields, words = decoder.outside(), encoder.vocabulary()
+    own = lookup("own_words", words, encoder.hidden)
+    tied = bool(k.get("tie_word_embeddings", default=True))
+    stacks = (one, decoder.stack().model_copy(update={"layers": layers}))
+    return ArchitectureSpec(**{**fields, "extra": (*fields["extra"], own), "tie_word_embeddings": tied}, stacks=stacks)
 
 
 class Whisper(EncoderDecoder):

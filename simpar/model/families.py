@@ -316,9 +316,9 @@ READERS: Final[dict[str, Any]] = {
     **dict.fromkeys(encoders.SIDES_OF, encoders.EncoderDecoder), **dict.fromkeys(("t5", "mt5", "umt5"), encoders.T5),
     "switch_transformers": encoders.Switch, "whisper": encoders.Whisper, "bigbird_pegasus": encoders.BigBirdPegasus,
     "led": encoders.Led, "longt5": encoders.LongT5, "nllb-moe": encoders.NllbMoe, "speech_to_text": encoders.SpeechToText,
-    "t5gemma": encoders.T5Gemma,
-    **dict.fromkeys(alone.ALONE, alone.Vit), **alone.PAIRS,
-    **dict.fromkeys(("clip_text_model", "siglip_text_model", "siglip2_text_model"), alone.TextEncoder),
+    "t5gemma": encoders.t5gemma,
+    **dict.fromkeys(alone.ALONE, alone.vit), **dict.fromkeys(alone.PAIRS, alone.pair),
+    **dict.fromkeys(("clip_text_model", "siglip_text_model", "siglip2_text_model"), alone.text_encoder),
     **dict.fromkeys(("wav2vec2", "hubert", "unispeech", "unispeech-sat"), speech.Wav2Vec2), "wavlm": speech.WavLM,
     "data2vec-audio": speech.Data2VecAudio, "parakeet_ctc": speech.Conformer, "wav2vec2-conformer": speech.Wav2Vec2Conformer,
     "wav2vec2-bert": speech.Wav2Vec2Bert,
@@ -326,7 +326,7 @@ READERS: Final[dict[str, Any]] = {
     "trocr": uncommon.TrOcr,
     "hrm_text": uncommon.HrmText, "dory": uncommon.Dory, "ouro": uncommon.Ouro,
 }  # fmt: skip
-"""Families with mixers or layers of their own."""
+"""Families with mixers or layers of their own: what reads them, or the model at once."""
 
 ALIASES: Final[dict[str, str]] = {
     "kimi_k2": "deepseek_v3", "deepseek_ref": "deepseek_v4", "deepseek_v3.2": "deepseek_v32",

@@ -52,7 +52,7 @@ _SETTLED: Final[dict[str, str]] = {
     "nemotron_h": "num_query_groups", "zamba2": _ZAMBA,
     "zamba": f"{_ZAMBA} attn_layer_period attn_layer_offset n_mamba_heads attention_hidden_size",
     "lfm2 lfm2_moe lfm3": """conv_L_cache conv_bias block_dim block_use_swiglu conv_dim conv_dim_out num_heads block_multiple_of
-        block_ff_dim""",
+        block_ff_dim full_attn_idxs""",
     "falcon_h1": "mlp_expansion_factor mamba_expand",  # its class takes intermediate_size and mamba_d_ssm
     "recurrent_gemma": "lru_width conv1d_width", "kimi_linear bailing_hybrid": _KIMI, "bailing_moe_linear": "group_norm_size",
     "glm5_next_text": f"{_KIMI} index_kpool_always_select_tail", "gemma3n_text": "activation_sparsity_pattern altup_active_idx",

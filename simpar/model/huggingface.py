@@ -227,8 +227,8 @@ def _text(keys: Keys) -> ArchitectureSpec:
     family = TABLE.get(model_type)
     if family is None and model_type not in READERS:
         _unknown_family(keys)
-    reader: Any = READERS.get(model_type, Decoder)
-    model: ArchitectureSpec = reader(keys, family or GENERAL).architecture()
+    read_by: Any = READERS.get(model_type, Decoder)(keys, family or GENERAL)
+    model: ArchitectureSpec = read_by if isinstance(read_by, ArchitectureSpec) else read_by.architecture()
     return model
 
 

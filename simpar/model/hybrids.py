@@ -91,11 +91,8 @@ class Mamba2Hybrid(Decoder):
         if not set(self.types) & set(MAMBA):  # Granite 4 without state spaces keeps their sizes in its file
             keys.used.update(name for name in keys.config if name.startswith("mamba_"))
 
-    def layer_types(self) -> list[str]:
-        if not self.k.listed("layer_types", "layers_block_type"):
-            attention = self.k.get("attn_layer_indices", default=[])
-            return ["full_attention" if i in attention else "mamba" for i in range(self.num_layers)]
-        return super().layer_types()
+    def layer_type(self, i: int) -> str:
+        return "full_attention" if i in self.k.get("attn_layer_indices", default=[]) else "mamba"
 
     def recurrence(self, i: int) -> BranchSpec:
         return mamba2(self)
@@ -243,13 +240,9 @@ class Zamba(Zamba2):
 class Lfm(Decoder):
     """Gated short convolutions with attention at listed layers (LFM2, LFM3)."""
 
-    def layer_types(self) -> list[str]:
-        full = self.k.get("full_attn_idxs")
-        if not self.k.listed("layer_types") and full:
-            return ["full_attention" if i in full else "conv" for i in range(self.num_layers)]
-        return super().layer_types()
-
     def layer_type(self, i: int) -> str:
+        if full := self.k.get("full_attn_idxs"):
+            return "full_attention" if i in full else "conv"
         if self.k.model_type != "lfm3":
             return "full_attention"
         return "full_attention" if i % 4 == 2 else "sliding_attention" if i % 4 == 0 and i else "conv"
