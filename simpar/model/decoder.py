@@ -288,6 +288,8 @@ class Decoder:
 
     def shared_width(self, width: int) -> int:
         """Total width of the shared experts."""
+        if self.f.shared:
+            return self.f.shared(self, width)
         given = self.k.get("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size")
         if given:
             return int(given) * int(self.k.get("n_shared_experts", default=1) if self.k.has("shared_intermediate_size") else 1)

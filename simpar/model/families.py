@@ -46,6 +46,18 @@ def where(d: Decoder, switch: str, weight: WeightSpec) -> Weights:
     return (weight,) if d.k.get(switch, default=True) else ()
 
 
+def all_shared(d: Decoder, key: str, width: int) -> int:
+    """Of experts whose width has a key of its own."""
+    return int(d.k.get(key, default=width) * d.k.get("n_shared_experts", default=1))
+
+
+def of_layers(d: Decoder, i: int) -> dict[str, Any]:
+    """Laguna: heads by layer, a gate per head or element."""
+    heads = d.k.listed("num_attention_heads_per_layer")
+    gate = "head" if d.k.get("gating", default=True) in (True, "per-head") else "element"
+    return {"gate": gate, **({"num_heads": heads[i]} if heads else {})}
+
+
 def of_every_head(d: Decoder, i: int) -> dict[str, Any]:
     """A norm of every head on its own, where switched on."""
     normed = d.k.get("use_qk_norm", "qk_layernorm", default=False)
@@ -68,7 +80,7 @@ TABLE: Final[dict[str, Family]] = {
     **dict.fromkeys(
         ("llama", "cwm", "granite", "iquestcoder", "smollm3", "internlm3", "granitemoe", "granitemoeshared",
          "nemotron-nas", "kimi_k2", "bamba", "falcon_h1", "zamba", "zamba2", "vaultgemma", "mamba", "mamba2", "falcon_mamba",
-         "llama4_text", "exaone", "yi", "baichuan", "hunyuan_vl_text", "granite_docling_text", "internlm2", "deepseek", "minicpm",
+         "exaone", "yi", "baichuan", "hunyuan_vl_text", "granite_docling_text", "internlm2", "deepseek", "minicpm",
          "arctic"),
         LLAMA),
     # image tokens attended at some layers, whose gates are learned; rows of its own for image tokens
@@ -77,7 +89,9 @@ TABLE: Final[dict[str, Family]] = {
         layer_extra=lambda d, i: (vector("gates", 2),) if d.types[i] == "cross_attention" else ()),
     # two score maps subtracted, by four vectors per layer
     "diffllama": Family(attention_extra=lambda d, i: (vector("lambda", 4 * d.head_dim),)),
-    "deepseek_v4": Family(layer_extra=lambda d, i: hyper_connections(d), stack_extra=hyper_head),
+    "llama4_text": Family(shared=lambda d, width: width),
+    "deepseek_v4": Family(  # one shared expert, whatever `n_shared_experts` says
+        layer_extra=lambda d, i: hyper_connections(d), stack_extra=hyper_head, shared=lambda d, width: width),
     "deci": Family(attention=lambda d, i: (
         {"num_key_value_heads": groups[i]} if (groups := d.k.listed("num_key_value_heads_per_layer")) else {})),
     # every layer's second norm is scaled by two narrow layers of the delay, once for a sequence
@@ -102,7 +116,8 @@ TABLE: Final[dict[str, Family]] = {
     **dict.fromkeys(("glm4_moe_lite", "axk1", "axk2"), Family(mlp_bias=False, first_dense=1)),
     **dict.fromkeys(("hy_v4", "hy_v4_vl_text"), Family(
         mlp_bias=False, first_dense=1, layer_extra=lambda d, i: hyper_connections(d, mixes=False), stack_extra=hyper_head)),
-    "hy_v3": replace(QWEN3, first_dense=1),
+    "hy_v3": replace(  # without shared experts one as wide as a dense layer's feed-forward
+        QWEN3, first_dense=1, shared=lambda d, width: int(d.k.get("num_shared_experts", default=1)) * width or d.intermediate(0)),
     "qwen3_moe": replace(QWEN3, dense_up_to=0),
     "dots1": replace(QWEN3, dense_up_to=-1),
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), GATED_QWEN),
@@ -146,13 +161,17 @@ TABLE: Final[dict[str, Family]] = {
     **dict.fromkeys(("glm4_moe", "sarvam_moe"), Family(qk_norm="use_qk_norm", o_bias=False, mlp_bias=False)),
     "seed_oss": Family(o_bias="attention_out_bias"),
     "minimax_m2": Family(qk_norm="full", qkv_bias=False, o_bias=False, mlp_bias=False),
-    **dict.fromkeys(("minimax_m3_vl_text", "minimax_m3", "exaone_moe", "lfm2", "lfm2_moe"), replace(PLAIN, qk_norm="head")),
+    **dict.fromkeys(("exaone_moe", "lfm2", "lfm2_moe"), replace(PLAIN, qk_norm="head")),
+    **dict.fromkeys(("minimax_m3_vl_text", "minimax_m3"), replace(
+        PLAIN, qk_norm="head", shared=lambda d, width: all_shared(d, "shared_intermediate_size", width))),
     "exaone4": Family(layout="post", qk_norm="head", qkv_bias=False, o_bias=False, mlp_bias=False, full_every=4),
     "afmoe": Family(layout="sandwich", qk_norm="head", gate="element", router_bias=True, mlp_bias=False, full_every=4),
-    "laguna": Family(qk_norm="head", router_bias=True, mlp_bias=False, gate="head", first_dense=1),
+    "laguna": Family(qk_norm="head", router_bias=True, mlp_bias=False, gate="head", first_dense=1, attention=of_layers),
     "flint": Family(qk_norm="head", sinks=True, mlp_bias=False, dense_up_to=0),
     "bailing_hybrid": Family(gate="head", first_dense=1, tied=None),
-    "dots3_note_text": Family(gate="head", mlp_bias=False, first_dense=1),
+    "dots3_note_text": Family(
+        gate="head", mlp_bias=False, first_dense=1,
+        shared=lambda d, width: all_shared(d, "shared_experts_intermediate_size", width)),
     "ernie4_5": Family(qkv_bias="use_bias", o_bias="use_bias", mlp_bias="use_bias"),
     "ernie4_5_moe": replace(PLAIN, router_bias=True),
     "molmo2_text": replace(  # further rows of the embedding for image tokens
@@ -303,10 +322,10 @@ READERS: Final[dict[str, Any]] = {
     "inkling_text": recent.Inkling, "inkling2_text": recent.Inkling2, "qwen4_exp_text": recent.Qwen4,
     "llama4_text": patterns.Llama4, "mimo_v2_flash": patterns.MimoV2,
     **dict.fromkeys(("step3p7", "step3p5", "step3_text"), patterns.Step),
-    "laguna": patterns.Laguna, "nemotron-nas": patterns.NemotronNas, "mllama_text_model": patterns.MllamaText,
+    "nemotron-nas": patterns.NemotronNas, "mllama_text_model": patterns.MllamaText,
     "jetmoe": patterns.JetMoe, "bitnet": patterns.BitNet, "doge": patterns.Doge,
     "hunyuan_v1_dense": patterns.HunyuanDense, "hunyuan_v1_moe": patterns.HunyuanMoe,
-    "hunyuan": patterns.HunyuanMoe, "ernie4_5_vl_moe_text": patterns.ErnieVl, "hy_v3": patterns.HyV3,
+    "hunyuan": patterns.HunyuanMoe, "ernie4_5_vl_moe_text": patterns.ErnieVl,
     "chatglm": older.ChatGlm, "openelm": older.OpenElm, "arctic": older.Arctic,
     "grok-1": older.Grok, "gpt_neo": older.GptNeo, "falcon": older.Falcon, "mpt": older.Mpt,
     "dbrx": older.Dbrx, "opt": older.Opt,

@@ -65,6 +65,8 @@ class Family:
     """Of the embedding where they are not the vocabulary's; 0 = they are."""
     width: Callable[[Any, int], int] | None = None
     """Of a layer's dense feed-forward, where no general key says it."""
+    shared: Callable[[Any, int], int] | None = None
+    """Total width of the shared experts, of (reader, width of one), where no general key says it."""
     turns: tuple[str, ...] = ()
     """Kinds of its layers by turns, where the file lists none."""
     position: Literal["rope", "none", "alibi", "absolute", "relative"] = "rope"

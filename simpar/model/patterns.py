@@ -18,9 +18,6 @@ class Llama4(Decoder):
         every = self.k.get("no_rope_layer_interval", default=4)
         return "chunked_attention" if (marks[i] if marks else (i + 1) % every) else "full_attention"
 
-    def shared_width(self, width: int) -> int:
-        return width
-
 
 class MimoV2(Decoder):
     """Window layers with heads of their own and sinks (MiMo-V2)."""
@@ -78,16 +75,6 @@ class Step(Decoder):
 
     def shared_width(self, width: int) -> int:
         return int(self.k.get("share_expert_dim", "share_expert_dims", default=super().shared_width(width)))
-
-
-class Laguna(Decoder):
-    """Heads by layer and a gate per head."""
-
-    def attention_fields(self, i: int) -> dict[str, Any]:
-        fields = super().attention_fields(i)
-        heads = self.k.listed("num_attention_heads_per_layer")
-        gate = "head" if self.k.get("gating", default=True) in (True, "per-head") else "element"
-        return {**fields, "num_heads": heads[i] if heads else fields["num_heads"], "gate": gate}
 
 
 class NemotronNas(Decoder):
@@ -207,13 +194,6 @@ class ErnieVl(Decoder):
         vision = matrix("vision_experts", self.hidden, 3 * widths[-1], copies=number, uses=0.0)
         router = matrix("vision_router", self.hidden, number, uses=0.0)
         return {**fields, "extra": (vision, router, vector("vision_router_bias", number))}
-
-
-class HyV3(Decoder):
-    """Hunyuan 3: without shared experts one as wide as a dense layer's feed-forward."""
-
-    def shared_width(self, width: int) -> int:
-        return int(self.k.get("num_shared_experts", default=1)) * width or self.intermediate(0)
 
 
 class Doge(Decoder):

@@ -39,9 +39,6 @@ class MiniMaxM3(Decoder):
         )
         return {**fields, "indexer": index}
 
-    def shared_width(self, width: int) -> int:
-        return int(self.k.get("shared_intermediate_size", default=width) * self.k.get("n_shared_experts", default=1))
-
 
 class DeepseekV4(Decoder):
     """One key head that is also the value, compressed keys per layer, four residual streams, experts everywhere."""
@@ -63,10 +60,6 @@ class DeepseekV4(Decoder):
 
     def is_expert_layer(self, i: int) -> bool:
         return True
-
-    def shared_width(self, width: int) -> int:
-        """One shared expert, whatever `n_shared_experts` says."""
-        return width
 
     def expert_width(self) -> int:
         width, other = super().expert_width(), self.k.config.get("intermediate_size")
@@ -218,6 +211,3 @@ class Dots3Note(Decoder):
     def latent_fields(self, i: int) -> dict[str, Any]:
         fields = super().latent_fields(i)
         return {**fields, "extra": (vector("rope_norm", fields["qk_rope_head_dim"]),)}
-
-    def shared_width(self, width: int) -> int:
-        return int(self.k.get("shared_experts_intermediate_size", default=width) * self.k.get("n_shared_experts", default=1))
