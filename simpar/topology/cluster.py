@@ -113,7 +113,7 @@ class Cluster:
         net, hw = self.net, self.hardware
         capacity, latency = np.empty(self.num_links), np.zeros(self.num_links)
         first, pcie, _, nic, _, leaf, _, core, end = (*self.offsets[:8], self.offsets[-1])
-        capacity[first:pcie], latency[first:pcie] = self.domains.capacities(), self.domains.latency_s()
+        capacity[first:pcie], latency[first:pcie] = self.domains.capacities(), self.domains.latency_s
         capacity[pcie:nic] = hw.node.pcie_bandwidth.value
         live = np.array([s not in self.dead_slots for s in range(net.slots)], dtype=np.float64)
         capacity[nic:leaf] = np.tile(live * net.slot_bytes_per_s, 2 * self.num_nodes) if net.slots else 0.0
