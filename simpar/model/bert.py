@@ -205,40 +205,10 @@ def _relative_table(d: Decoder) -> Weights:
     return (*found, conv, norm_extra("convolution_norm", "layernorm", d.hidden))
 
 
-def _no_key_bias(d: Decoder, i: int) -> dict[str, Any]:
-    """DeBERTa v1: one product for queries, keys and values, biases for the first and the last."""
-    return {**_deberta(d, i), "k_bias": False}
-
-
-def _esm(d: Decoder) -> Weights:
-    """A contact head over the attention maps of all layers."""
-    return (vector("contact_head", d.num_layers * d.heads + 1),)
-
-
 def _frames(d: Decoder) -> Weights:
     """GIT over videos: an embedding for each frame."""
     frames, vision = d.k.get("num_image_with_embedding", default=0), d.k.config.get("vision_config") or {}
     return (vector("frames", frames * vision.get("hidden_size", 768)),) if frames else ()
-
-
-def _buckets(d: Decoder) -> Weights:
-    """MPNet: relative positions shared by all layers."""
-    rows = d.k.number("relative_attention_num_buckets", default=32)
-    return (lookup("relative_bias", rows, d.heads),)
-
-
-def _boxes(d: Decoder) -> Weights:
-    """LayoutLM: places, heights and widths on the page."""
-    return (lookup("boxes", 4 * d.k.number("max_2d_position_embeddings"), d.hidden),)
-
-
-def _sinusoids(d: Decoder) -> Weights:
-    """RoFormer keeps its sinusoidal table as a parameter."""
-    return (vector("sinusoids", d.k.number("max_position_embeddings") * d.head_dim),)
-
-
-def _fourier(d: Decoder) -> Weights:
-    return (linear("embedding_projection", d.hidden, d.hidden),)
 
 
 def _nystrom(d: Decoder, i: int) -> dict[str, Any]:
@@ -251,26 +221,29 @@ def _nystrom(d: Decoder, i: int) -> dict[str, Any]:
 KINDS: Final[dict[str, BertKind]] = {
     "bert-generation": BertKind(token_types=False, dense=False),
     "big_bird": BertKind(pooler=True, inside=_block_sparse),
-    "megatron-bert": BertKind(embedding_norm=False),
-    "xlm-roberta-xl": BertKind(embedding_norm=False),
-    "roformer": BertKind(positions="none", outside=_sinusoids),
-    "mpnet": BertKind(token_types=False, outside=_buckets),
-    "distilbert": BertKind(second_bias=False),
-    "electra": BertKind(second_bias=False),
-    "deberta": BertKind(inside=_no_key_bias, outside=_relative_table, narrow=False),
+    "megatron-bert": BertKind(embedding_norm=False), "xlm-roberta-xl": BertKind(embedding_norm=False),
+    # a sinusoidal table that is kept as a parameter
+    "roformer": BertKind(
+        positions="none", outside=lambda d: (vector("sinusoids", d.k.number("max_position_embeddings") * d.head_dim),)),
+    # relative positions shared by all layers
+    "mpnet": BertKind(token_types=False, outside=lambda d: (
+        lookup("relative_bias", d.k.number("relative_attention_num_buckets", default=32), d.heads),)),
+    "distilbert": BertKind(second_bias=False), "electra": BertKind(second_bias=False),
+    # version 1: one product for queries, keys and values, biases for the first and the last
+    "deberta": BertKind(inside=lambda d, i: {**_deberta(d, i), "k_bias": False}, outside=_relative_table, narrow=False),
     "deberta-v2": BertKind(inside=_deberta, outside=_relative_table, narrow=False),
-    "nomic_bert": BertKind(positions="none"),
+    "nomic_bert": BertKind(positions="none"), "jina_embeddings_v3": BertKind(positions="none"),
     "gte": BertKind(positions="none", second_bias=False),
-    "jina_embeddings_v3": BertKind(positions="none"),
-    "layoutlm": BertKind(pooler=True, outside=_boxes),
+    # places, heights and widths on the page
+    "layoutlm": BertKind(
+        pooler=True, outside=lambda d: (lookup("boxes", 4 * d.k.number("max_2d_position_embeddings"), d.hidden),)),
     "longformer": BertKind(inside=_longformer),
-    "esm": BertKind(token_types=False, outside=_esm),
-    "nystromformer": BertKind(positions="2", inside=_nystrom),
-    "yoso": BertKind(positions="2"),
+    # a contact head over the attention maps of all layers
+    "esm": BertKind(token_types=False, outside=lambda d: (vector("contact_head", d.num_layers * d.heads + 1),)),
+    "nystromformer": BertKind(positions="2", inside=_nystrom), "yoso": BertKind(positions="2"), "mra": BertKind(positions="2"),
     "git": BertKind(token_types=False, dense=False, second_bias=False, outside=_frames),
-    "mra": BertKind(positions="2"),
-    "fnet": BertKind(pooler=True, outside=_fourier),
-}
+    "fnet": BertKind(pooler=True, outside=lambda d: (linear("embedding_projection", d.hidden, d.hidden),)),
+}  # fmt: skip
 """Model type -> how it differs from BERT; one that is not here does not."""
 
 BERT_LIKE: Final = (

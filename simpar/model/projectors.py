@@ -30,9 +30,9 @@ def merged(k: Keys, h: int) -> int:
     return h * k.number("spatial_merge_size", default=2) ** 2
 
 
-def normed(over: int, wide: int, inner: int, text: int, bias: bool = True) -> Weights:
+def normed(over: int, wide: int, inner: int, text: int) -> Weights:
     """A norm and two layers."""
-    return (norm("projector_norm", "layernorm", over), *mlp2("projector", wide, inner, text, bias))
+    return (norm("projector_norm", "layernorm", over), *mlp2("projector", wide, inner, text))
 
 
 def wide_normed(wide: int, text: int) -> Weights:
