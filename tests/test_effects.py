@@ -162,7 +162,7 @@ def test_a_slow_link_slows_the_step() -> None:
     shared = ["effects.contention=true", "plan.dp=8", "plan.cp=1", "plan.tp=2", "plan.pp=4"]
     base = simulate(read_scenario(LLAMA, shared), detail="stage").step_time_s
     cluster = Cluster(read_scenario(LLAMA, shared).hardware, 8)
-    link = next(link for link in cluster.route(0, 8) if "nic" in cluster.links.names[link])
+    link = next(link for link in cluster.route(0, 8) if "nic" in cluster.name_of(link))
     fault = f"effects.link_faults=[{{link='{link}', factor=0.02}}]"
     assert simulate(read_scenario(LLAMA, [*shared, fault]), detail="stage").step_time_s > 1.01 * base
 

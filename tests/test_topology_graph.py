@@ -86,9 +86,8 @@ def test_every_profile_builds_and_routes(name: str) -> None:
     assert sum(d["kind"] == "gpu" for d in graph.nodes.values()) == cluster.num_gpus
     for dst in range(cluster.num_gpus):
         assert nx.is_path(graph, walk(cluster, 0, dst)) or dst == 0
-    names = cluster.links.names
-    assert len(names) == cluster.num_links == len(cluster.links.capacity_bytes_per_s)
-    assert names[0].startswith("gpu:0>")
+    assert cluster.num_links == len(cluster.links.capacity_bytes_per_s)
+    assert cluster.name_of(0).startswith("gpu:0>")
 
 
 def switches(vertices: list[str]) -> Counter[str]:
@@ -296,7 +295,7 @@ def test_nic_shared_by_two_gpus() -> None:
     cluster = Cluster(load_hardware("a100-80gb-4nic"), 2)
     first, second = cluster.route(0, 8), cluster.route(1, 9)
     shared = set(first) & set(second)
-    assert {cluster.links.names[i].split(">")[1].partition(":")[0] for i in shared} == {"nic"}
+    assert {cluster.name_of(i).split(">")[1].partition(":")[0] for i in shared} == {"nic"}
     assert not set(first) & set(cluster.route(2, 10))
 
 

@@ -42,7 +42,7 @@ class ClusterNetwork:
 
     def describe(self, link: int) -> str:
         """Such as "gpu:3>nvswitch:0"."""
-        return self.cluster.links.names[link]
+        return self.cluster.name_of(link)
 
     def loads(self, transfer: Transfer) -> LinkLoads:
         """Links and bytes of all groups of `transfer`.

@@ -45,11 +45,11 @@ def _schedule_of(cluster: Cluster, fault: LinkFault) -> LinkSchedule:
     Raises:
         InputError: no such link, or a period without its bad part.
     """
-    names, link = cluster.links.names, fault.link
+    link = fault.link
     if link.isdigit() and int(link) < cluster.num_links:
         index = int(link)
-    elif (index := next((i for i in range(cluster.num_links) if names[i] == link), -1)) < 0:
-        some = ", ".join(names[i] for i in range(0, cluster.num_links, max(cluster.num_links // 6, 1)))
+    elif (index := next((i for i in range(cluster.num_links) if cluster.name_of(i) == link), -1)) < 0:
+        some = ", ".join(cluster.name_of(i) for i in range(0, cluster.num_links, max(cluster.num_links // 6, 1)))
         rule = f"the cluster has no such link, or index below {cluster.num_links}"
         raise InputError([Violation("effects.link_faults.link", link, rule, f"names look like {some}")])
     if (fault.period is None) != (fault.down is None):

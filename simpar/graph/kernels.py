@@ -273,14 +273,12 @@ def _activation(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
         forward, backward, launches, kept = GATE_CHAINS[weight] if plan.library.gate_chains == "offset" else GATE_HALVES
         keeps += [Kept(f"{node.name}_{name}", narrow, HALF) for name in kept]
         return Kernel(node, "stream", ((narrow, forward),), ((narrow, backward),), launches, tuple(keeps))
-    if plan.library.fused_activation:
-        price = "gate" if gated else "activation"
-        return Kernel(node, price, ((wide, 2.0), (narrow, 2.0)), ((wide, 4.0), (narrow, 2.0)), 1, tuple(keeps))
-    if gated:
+    if gated and not plan.library.fused_activation:
         # The gate's non-linearity and the product, forward (4 + 6 bytes) and backward (6 + 12).
         keeps.append(Kept(f"{node.name}_gate", narrow, HALF))
         return Kernel(node, "stream", ((narrow, 10.0),), ((narrow, 18.0),), 2, tuple(keeps))
-    return Kernel(node, "activation", ((wide, 2.0), (narrow, 2.0)), ((wide, 4.0), (narrow, 2.0)), 1, tuple(keeps))
+    price = "gate" if gated else "activation"
+    return Kernel(node, price, ((wide, 2.0), (narrow, 2.0)), ((wide, 4.0), (narrow, 2.0)), 1, tuple(keeps))
 
 
 GATE_CHAINS: Final[dict[float, tuple[float, float, int, tuple[str, ...]]]] = {

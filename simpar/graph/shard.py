@@ -14,6 +14,7 @@ and Partial).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal
@@ -176,17 +177,14 @@ class Shards:
         layout = layout or self.layouts.layout_of(axes)
         found = self._local.get((axes, layout))
         if found is None:
-            found = 1.0
-            for axis in axes:
-                found *= self.extent(axis, layout)
-            self._local[axes, layout] = found
+            found = self._local[axes, layout] = self.product(axes, layout)
         return found
 
     def extent(self, name: str, layout: Layout) -> float:
         """Size of an axis on this rank."""
         axis, place = self.layer.axis[name], self.placement
         if axis.parts:
-            return sum(self._product(part, layout) for part in axis.parts)
+            return sum(self.product(part, layout) for part in axis.parts)
         size = axis.size
         if axis.split == "tensor":
             return size / place.tensor
@@ -200,7 +198,8 @@ class Shards:
             return size / place.expert_tensor
         return size / place.experts if axis.split == "experts" else size
 
-    def _product(self, axes: tuple[str, ...], layout: Layout) -> float:
+    def product(self, axes: Iterable[str], layout: Layout) -> float:
+        """Of the sizes of axes on this rank."""
         found = 1.0
         for axis in axes:
             found *= self.extent(axis, layout)
@@ -210,7 +209,7 @@ class Shards:
         """Elements of a parameter on this rank."""
         found = self._weights.get(name)
         if found is None:
-            found = self._weights[name] = self._product(self.layer.tensor[name].axes, "tensor")
+            found = self._weights[name] = self.product(self.layer.tensor[name].axes, "tensor")
         return found
 
     def weights(self, node: Node) -> float:

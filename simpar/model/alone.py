@@ -6,7 +6,7 @@ from simpar.model.config_keys import Keys
 from simpar.model.family import Family
 from simpar.model.pieces import encoder_attention, in_turn, linear, lookup, matrix, uniform, vector
 from simpar.model.projectors import Weights
-from simpar.model.towers import TOWERS, Tower, vision_stack
+from simpar.model.towers import TOWERS, Tower, further_tokens, vision_stack
 from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec
 from simpar.specs.mixers import FeedForwardSpec, WeightSpec
 
@@ -19,15 +19,9 @@ def _distilled(k: Keys, h: int) -> Weights:
     return (vector("positions", (rows * columns + 2) * h),)
 
 
-def _further(k: Keys, h: int) -> Weights:
-    """Mask and register tokens."""
-    return (vector("further_tokens", (1 + k.get("num_register_tokens", default=4)) * h),)
-
-
 def _beit(k: Keys, h: int) -> Weights:
     """Masked tokens and relative positions by layer, where they are used; keys without bias."""
     depth, heads = k.number("num_hidden_layers"), k.number("num_attention_heads")
-    k.get("use_mean_pooling", "auxiliary_channels", "auxiliary_num_convs", "auxiliary_concat_input", "vocab_size")
     rows = (2 * (k.number("image_size") // k.number("patch_size")) - 1) ** 2 + 3
     tables = depth if k.get("use_relative_position_bias", default=False) else 0
     tables += bool(k.get("use_shared_relative_position_bias", default=False))
@@ -42,7 +36,7 @@ def _beit(k: Keys, h: int) -> Weights:
 ALONE: dict[str, Tower] = {
     **{name: TOWERS[name] for name in ("vit", "deit", "dinov2", "dinov3_vit", "siglip_vision_model", "siglip2_vision_model")},
     "clip_vision_model": TOWERS["clip_vision_model"],
-    "dinov2_with_registers": Tower(tokens=1, layer_scale=True, extra=_further),
+    "dinov2_with_registers": Tower(tokens=1, layer_scale=True, extra=further_tokens),
     **dict.fromkeys(("vit_mae", "vit_msn"), Tower(tokens=1)),
     "ijepa": Tower(),
     "beit": Tower(k_bias=False, positions="none", layer_scale=True, extra=_beit),
@@ -52,26 +46,19 @@ ALONE: dict[str, Tower] = {
 """Image and spectrogram encoders by model_type."""
 
 
-class Vit:
+def vit(k: Keys, family: Family) -> ArchitectureSpec:
     """A vision transformer on its own."""
-
-    def __init__(self, keys: Keys, family: Family) -> None:
-        self.k = keys
-
-    def architecture(self) -> ArchitectureSpec:
-        k = self.k
-        k.get("out_features", "out_indices", "stage_names", "reshape_hidden_states", "mask_ratio", "vocab_size")
-        k.get(*(f"decoder_{n}" for n in ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")))
-        if k.model_type == "audio-spectrogram-transformer":
-            k.config = {"num_channels": 1, **k.config}
-        if k.model_type == "videomae":
-            k.config = {"temporal_patch_size": k.number("tubelet_size", default=2), **k.config}
-            k.get("num_frames")
-        stack = vision_stack(k, ALONE[k.model_type]).model_copy(update={"tower": False})
-        h = stack.hidden_size
-        pooled = k.model_type in ("vit", "deit")
-        extra = linear("pooler", h, k.get("pooler_output_size", default=h), uses=0.0)
-        return ArchitectureSpec(stacks=(stack,), head=False, extra=(extra,) if pooled else ())
+    k.get("out_features", "out_indices", "stage_names", "reshape_hidden_states", "mask_ratio", "vocab_size")
+    k.get(*(f"decoder_{n}" for n in ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")))
+    if k.model_type == "audio-spectrogram-transformer":
+        k.config = {"num_channels": 1, **k.config}
+    if k.model_type == "videomae":
+        k.config = {"temporal_patch_size": k.number("tubelet_size", default=2), **k.config}
+    stack = vision_stack(k, ALONE[k.model_type]).model_copy(update={"tower": False})
+    h = stack.hidden_size
+    pooled = k.model_type in ("vit", "deit")
+    extra = linear("pooler", h, k.get("pooler_output_size", default=h), uses=0.0)
+    return ArchitectureSpec(stacks=(stack,), head=False, extra=(extra,) if pooled else ())
 
 
 def text_stack(k: Keys) -> tuple[StackSpec, tuple[WeightSpec, ...]]:
@@ -88,55 +75,34 @@ def text_stack(k: Keys) -> tuple[StackSpec, tuple[WeightSpec, ...]]:
     return stack, (position, *(() if causal else head))
 
 
-class Pair:
-    """CLIP and SigLIP: an encoder of images beside one of text; FLOPs are of a text token."""
-
-    text, vision = "clip_text_model", "clip_vision_model"
-
-    def __init__(self, keys: Keys, family: Family) -> None:
-        self.k = keys
-
-    def architecture(self) -> ArchitectureSpec:
-        k = self.k
-        words = k.child("text_config", like=self.text) or Keys({}, k.file, "text_config.", self.text)
-        images = k.child("vision_config", like=self.vision) or Keys({}, k.file, "vision_config.", self.vision)
-        for part in (k, words, images):
-            part.used.add("tie_word_embeddings")  # there is no head
-        text, extra = text_stack(words)
-        vision = vision_stack(images, TOWERS[self.vision])
-        return ArchitectureSpec(
-            vocab_size=words.number("vocab_size"), head=False, stacks=(vision, text),
-            extra=(*extra, *self.joint(text.hidden_size, vision.hidden_size)),
-        )  # fmt: skip
-
-    def joint(self, text: int, vision: int) -> Weights:
-        """Projections into one space, once per sample, and the learned scale."""
-        width = self.k.number("projection_dim", default=512)
-        both = (matrix("text_projection", text, width), matrix("visual_projection", vision, width))
-        return (*(w.model_copy(update={"uses": 0.0}) for w in both), vector("logit_scale", 1))
-
-
-class SiglipPair(Pair):
-    text, vision = "siglip_text_model", "siglip_vision_model"
-
-    def joint(self, text: int, vision: int) -> Weights:
-        return (vector("logit_scale_and_bias", 2),)
-
-
-class Siglip2Pair(SiglipPair):
-    text, vision = "siglip2_text_model", "siglip2_vision_model"
-
-
-class TextEncoder:
+def text_encoder(k: Keys, family: Family) -> ArchitectureSpec:
     """The text half of a pair on its own."""
-
-    def __init__(self, keys: Keys, family: Family) -> None:
-        self.k = keys
-
-    def architecture(self) -> ArchitectureSpec:
-        stack, extra = text_stack(self.k)
-        return ArchitectureSpec(vocab_size=self.k.number("vocab_size"), head=False, stacks=(stack,), extra=extra)
+    stack, extra = text_stack(k)
+    return ArchitectureSpec(vocab_size=k.number("vocab_size"), head=False, stacks=(stack,), extra=extra)
 
 
-PAIRS = {"clip": Pair, "siglip": SiglipPair, "siglip2": Siglip2Pair}
-"""Models that nest the keys of two encoders."""
+PAIRS = {
+    "clip": ("clip_text_model", "clip_vision_model"), "siglip": ("siglip_text_model", "siglip_vision_model"),
+    "siglip2": ("siglip2_text_model", "siglip2_vision_model"),
+}  # fmt: skip
+"""Models that nest the keys of two encoders, with the types of both."""
+
+
+def pair(k: Keys, family: Family) -> ArchitectureSpec:
+    """CLIP and SigLIP: an encoder of images beside one of text; FLOPs are of a text token."""
+    names, parts = PAIRS[k.model_type], ("text_config", "vision_config")
+    words, images = (
+        k.child(part, like=name) or Keys({}, k.file, f"{part}.", name) for part, name in zip(parts, names, strict=True)
+    )
+    for part in (k, words, images):
+        part.used.add("tie_word_embeddings")  # there is no head
+    text, extra = text_stack(words)
+    vision = vision_stack(images, TOWERS[names[1]])
+    joint: Weights = (vector("logit_scale_and_bias", 2),)
+    if k.model_type == "clip":  # projections into one space, once per sample, and the learned scale
+        width = k.number("projection_dim", default=512)
+        joint = (
+            matrix("text_projection", text.hidden_size, width, uses=0.0),
+            matrix("visual_projection", vision.hidden_size, width, uses=0.0), vector("logit_scale", 1),
+        )  # fmt: skip
+    return ArchitectureSpec(vocab_size=words.number("vocab_size"), head=False, stacks=(vision, text), extra=(*extra, *joint))

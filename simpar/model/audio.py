@@ -36,9 +36,8 @@ def audio_stack(file: Keys, k: Keys, tower: AudioTower, text: int) -> StackSpec:
     """The layers of an audio encoder with its stem and projector; `text` is the text's width."""
     h, depth = k.number("d_model", "hidden_size"), k.number("encoder_layers", "num_hidden_layers")
     heads, width = k.number("encoder_attention_heads", "num_attention_heads"), k.number("encoder_ffn_dim", "intermediate_size")
-    k.get("n_window", "n_window_infer", "conv_chunksize", "vocab_size")
+    k.get("n_window", "n_window_infer", "conv_chunksize", "vocab_size", "num_hidden_layers")
     file.get("head_dim")
-    k.get("num_hidden_layers")
     kv, dim = k.get("num_key_value_heads", default=heads), k.get("head_dim", default=h // heads)
     if tower.square:
         k.meet("head_dim", dim, h / heads, f"hidden_size / num_attention_heads ({heads})")
@@ -74,10 +73,6 @@ def _stem(k: Keys, tower: AudioTower, h: int) -> Weights:
     return (*down, matrix("convolution_out", wide, h))
 
 
-def _one(file: Keys, k: Keys, h: int, text: int) -> Weights:
-    return (linear("projector", h, text),)
-
-
 def _frames(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """Voxtral: four frames side by side, two layers without biases."""
     file.get("hidden_size")
@@ -90,21 +85,11 @@ def _frames_realtime(file: Keys, k: Keys, h: int, text: int) -> Weights:
     return mlp2("projector", h * file.number("downsample_factor", default=4), text, text, bias=False)
 
 
-def _frames_wide(file: Keys, k: Keys, h: int, text: int) -> Weights:
-    """GLM-ASR: four frames side by side, twice the text's width between."""
-    return mlp2("projector", k.number("intermediate_size"), 2 * text, text)
-
-
 def _merged(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """MOSS: some frames side by side, two layers and a norm."""
     file.get("audio_chunk_size")
     wide, bias = h * file.number("audio_merge_size", default=4), bool(file.get("projector_bias", default=True))
     return (*mlp2("projector", wide, text, text, bias), norm_extra("projector_norm", "layernorm", text))
-
-
-def _output(file: Keys, k: Keys, h: int, text: int) -> Weights:
-    """Qwen 3 Omni and ASR: two layers."""
-    return mlp2("projector", h, h, k.number("output_dim", default=text))
 
 
 def _omni(file: Keys, k: Keys, h: int, text: int) -> Weights:
@@ -115,23 +100,24 @@ def _omni(file: Keys, k: Keys, h: int, text: int) -> Weights:
 
 def _adapter(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """dots3: a norm and two layers."""
-    k.get("adapter_input_size", "feature_size")
     out = k.number("adapter_out_dim", default=text)
     return (norm_extra("adapter_norm", "layernorm", h), *mlp2("adapter", h, out, out))
 
 
 AUDIO_TOWERS: Final[dict[str, AudioTower]] = {
-    "qwen2_audio_encoder": AudioTower(joined=2, projector=_one),
+    "qwen2_audio_encoder": AudioTower(joined=2, projector=lambda file, k, h, text: (linear("projector", h, text),)),
     "voxtral_encoder": AudioTower(projector=_frames),
     "voxtral_realtime_encoder": AudioTower(positions=False, norm="rmsnorm", gated=True, streams=True, projector=_frames_realtime),
     "dots3_note_audio_encoder": AudioTower(stem="2d", positions=False, norm="rmsnorm", gated=True, square=True, projector=_adapter),
     "moss_transcribe_diarize_audio": AudioTower(projector=_merged),
     "audioflamingo3_encoder": AudioTower(),
-    "glmasr_encoder": AudioTower(positions=False, projector=_frames_wide),
+    "glmasr_encoder": AudioTower(  # four frames side by side, twice the text's width between
+        positions=False, projector=lambda file, k, h, text: mlp2("projector", k.number("intermediate_size"), 2 * text, text)),
     "qwen2_5_omni_audio_encoder": AudioTower(positions=False, joined=2, projector=_omni),
     **dict.fromkeys(
         ("qwen3_asr_encoder", "qwen3_omni_moe_audio_encoder"),
-        AudioTower(stem="2d", positions=False, k_bias=True, projector=_output),
-    ),
-}
+        AudioTower(
+            stem="2d", positions=False, k_bias=True,
+            projector=lambda file, k, h, text: mlp2("projector", h, h, k.number("output_dim", default=text)))),
+}  # fmt: skip
 """Audio encoder's model_type -> what it builds."""

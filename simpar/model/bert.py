@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
-from simpar.model.decoder import Decoder, StepNorm, Weights
-from simpar.model.pieces import depthwise, linear, lookup, matrix, norm_extra, vector
+from simpar.model.decoder import Decoder, StepNorm
+from simpar.model.family import Weights
+from simpar.model.pieces import depthwise, linear, lookup, norm_extra, vector
 from simpar.specs.architecture import SublayerSpec
 from simpar.specs.mixers import BranchSpec, FeedForwardSpec
 
@@ -36,13 +37,12 @@ class BertKind:
 class Bert(Decoder):
     """An encoder with learned positions; a dense layer and a norm before the tied head."""
 
-    settled: ClassVar[tuple[str, ...]] = ("add_cross_attention",)
-
     @property
     def kind(self) -> BertKind:
         return KINDS.get(self.k.model_type, BertKind())
 
     def layer_types(self) -> list[str]:
+        self.k.get("add_cross_attention")
         return ["bidirectional"] * self.num_layers
 
     def attention_fields(self, i: int) -> dict[str, Any]:
@@ -117,33 +117,12 @@ class FNet(Bert):
 class Esm(Bert):
     """ESM 2: rotary or learned positions, a norm before the layers only where the file says so."""
 
-    settled: ClassVar[tuple[str, ...]] = ("is_folding_model",)
-
     def tables(self, width: int) -> Weights:
         rotary = self.k.get("position_embedding_type", default="absolute") == "rotary"
         normed = self.k.get("emb_layer_norm_before", default=False)
         return tuple(
             w for w in super().tables(width) if not ((rotary and w.name == "position") or (not normed and "norm" in w.name))
         )
-
-
-class UltraBert(Decoder):
-    """Local layers with a full one by turns, and two dense layers before the head."""
-
-    def further(self) -> Weights:
-        h, width = self.hidden, self.k.number("prediction_head_size", default=768)
-        return (matrix("head_1", h, width), matrix("head_2", width, h))
-
-
-class EsmC(Decoder):
-    """ESM C: norms over all queries and keys, layers with biased norms, one dense layer before the head."""
-
-    def layer_extra(self, i: int) -> Weights:
-        return (vector("norm_biases", 2 * self.hidden),)
-
-    def further(self) -> Weights:
-        dense = linear("head_dense", self.hidden, self.hidden)
-        return (dense, norm_extra("head_norm", "layernorm", self.hidden))
 
 
 class ModernBertDecoder(Decoder):
@@ -226,73 +205,45 @@ def _relative_table(d: Decoder) -> Weights:
     return (*found, conv, norm_extra("convolution_norm", "layernorm", d.hidden))
 
 
-def _no_key_bias(d: Decoder, i: int) -> dict[str, Any]:
-    """DeBERTa v1: one product for queries, keys and values, biases for the first and the last."""
-    return {**_deberta(d, i), "k_bias": False}
-
-
-def _esm(d: Decoder) -> Weights:
-    """A contact head over the attention maps of all layers."""
-    return (vector("contact_head", d.num_layers * d.heads + 1),)
-
-
 def _frames(d: Decoder) -> Weights:
     """GIT over videos: an embedding for each frame."""
     frames, vision = d.k.get("num_image_with_embedding", default=0), d.k.config.get("vision_config") or {}
     return (vector("frames", frames * vision.get("hidden_size", 768)),) if frames else ()
 
 
-def _buckets(d: Decoder) -> Weights:
-    """MPNet: relative positions shared by all layers."""
-    rows = d.k.number("relative_attention_num_buckets", default=32)
-    return (lookup("relative_bias", rows, d.heads),)
-
-
-def _boxes(d: Decoder) -> Weights:
-    """LayoutLM: places, heights and widths on the page."""
-    return (lookup("boxes", 4 * d.k.number("max_2d_position_embeddings"), d.hidden),)
-
-
-def _sinusoids(d: Decoder) -> Weights:
-    """RoFormer keeps its sinusoidal table as a parameter."""
-    return (vector("sinusoids", d.k.number("max_position_embeddings") * d.head_dim),)
-
-
-def _fourier(d: Decoder) -> Weights:
-    return (linear("embedding_projection", d.hidden, d.hidden),)
-
-
 def _nystrom(d: Decoder, i: int) -> dict[str, Any]:
     """Landmarks in place of all keys, and a depthwise convolution over the values."""
     taps = d.k.get("conv_kernel_size", default=65)
     conv = (depthwise("convolution", taps, d.heads),) if taps else ()
-    d.k.get("inv_coeff_init_option")
     return {"keys": 2 * d.k.number("num_landmarks", default=64), "extra": conv}
 
 
 KINDS: Final[dict[str, BertKind]] = {
     "bert-generation": BertKind(token_types=False, dense=False),
     "big_bird": BertKind(pooler=True, inside=_block_sparse),
-    "megatron-bert": BertKind(embedding_norm=False),
-    "xlm-roberta-xl": BertKind(embedding_norm=False),
-    "roformer": BertKind(positions="none", outside=_sinusoids),
-    "mpnet": BertKind(token_types=False, outside=_buckets),
-    "distilbert": BertKind(second_bias=False),
-    "electra": BertKind(second_bias=False),
-    "deberta": BertKind(inside=_no_key_bias, outside=_relative_table, narrow=False),
+    "megatron-bert": BertKind(embedding_norm=False), "xlm-roberta-xl": BertKind(embedding_norm=False),
+    # a sinusoidal table that is kept as a parameter
+    "roformer": BertKind(
+        positions="none", outside=lambda d: (vector("sinusoids", d.k.number("max_position_embeddings") * d.head_dim),)),
+    # relative positions shared by all layers
+    "mpnet": BertKind(token_types=False, outside=lambda d: (
+        lookup("relative_bias", d.k.number("relative_attention_num_buckets", default=32), d.heads),)),
+    "distilbert": BertKind(second_bias=False), "electra": BertKind(second_bias=False),
+    # version 1: one product for queries, keys and values, biases for the first and the last
+    "deberta": BertKind(inside=lambda d, i: {**_deberta(d, i), "k_bias": False}, outside=_relative_table, narrow=False),
     "deberta-v2": BertKind(inside=_deberta, outside=_relative_table, narrow=False),
-    "nomic_bert": BertKind(positions="none"),
+    "nomic_bert": BertKind(positions="none"), "jina_embeddings_v3": BertKind(positions="none"),
     "gte": BertKind(positions="none", second_bias=False),
-    "jina_embeddings_v3": BertKind(positions="none"),
-    "layoutlm": BertKind(pooler=True, outside=_boxes),
+    # places, heights and widths on the page
+    "layoutlm": BertKind(
+        pooler=True, outside=lambda d: (lookup("boxes", 4 * d.k.number("max_2d_position_embeddings"), d.hidden),)),
     "longformer": BertKind(inside=_longformer),
-    "esm": BertKind(token_types=False, outside=_esm),
-    "nystromformer": BertKind(positions="2", inside=_nystrom),
-    "yoso": BertKind(positions="2"),
+    # a contact head over the attention maps of all layers
+    "esm": BertKind(token_types=False, outside=lambda d: (vector("contact_head", d.num_layers * d.heads + 1),)),
+    "nystromformer": BertKind(positions="2", inside=_nystrom), "yoso": BertKind(positions="2"), "mra": BertKind(positions="2"),
     "git": BertKind(token_types=False, dense=False, second_bias=False, outside=_frames),
-    "mra": BertKind(positions="2"),
-    "fnet": BertKind(pooler=True, outside=_fourier),
-}
+    "fnet": BertKind(pooler=True, outside=lambda d: (linear("embedding_projection", d.hidden, d.hidden),)),
+}  # fmt: skip
 """Model type -> how it differs from BERT; one that is not here does not."""
 
 BERT_LIKE: Final = (

@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Any, Final
 
 from simpar.errors import Violation
-from simpar.model.foreign import NAMES, USUAL
+from simpar.model.foreign import NAMES, SETTLED, USUAL
 
 FREE: Final = re.compile(
     "|".join(
@@ -119,10 +119,10 @@ class Keys:
 
     def __init__(self, config: dict[str, Any], file: str = "", path: str = "", like: str = "") -> None:
         self.config, self.file, self.path = config, file, path
+        self.used: set[str] = {"model_type"}
         self.retype(str(like or config.get("model_type") or ""))
         self.violations: list[Violation] = []
         self.notes: list[str] = []
-        self.used: set[str] = {"model_type"}
         self.children: list[Keys] = []
         self.unknown: list[tuple[str, Any, str]] = []
         """What only --approximate accepts: (key, value, why)."""
@@ -130,6 +130,7 @@ class Keys:
     def retype(self, model_type: str) -> None:
         """Take the defaults and names of another class."""
         self.model_type, table = model_type, class_defaults()
+        self.used.update(SETTLED.get(model_type, ()))
         self.defaults: dict[str, Any] = table["defaults"].get(model_type, {})
         self.names: dict[str, str] = {**NAMES.get(model_type, {}), **table["names"].get(model_type, {})}
 

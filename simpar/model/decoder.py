@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from simpar.model.config_keys import EXPERT_CLASSES, EXPERTS, PER_TOKEN, TIED, UNDERSTOOD, Keys
-from simpar.model.family import Family, Layout
+from simpar.model.family import Family, Layout, Weights
 from simpar.model.pieces import deal, lookup, norm_extra, vector
 from simpar.specs.architecture import MOST_LAYERS, ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec
 from simpar.specs.mixers import (
@@ -22,7 +22,6 @@ from simpar.specs.mixers import (
     WeightSpec,
 )
 
-Weights = tuple[WeightSpec, ...]
 StepNorm = Literal["none", "pre", "post", "sandwich"]
 MAMBA = ("mamba", "mamba2", "linear_attention", "hybrid", "hybrid_mamba")
 RECURRENT = (*MAMBA, "conv", "recurrent", "mlstm")
@@ -34,8 +33,6 @@ class Decoder:
 
     streams: ClassVar[str] = ""
     """Key of the residual streams that run side by side, of a family with more than one."""
-    settled: ClassVar[tuple[str, ...]] = ()
-    """Keys that a family's files have and that say nothing which its reader does not know; those of its parents count too."""
 
     def __init__(self, keys: Keys, family: Family) -> None:
         self.k, self.f = keys, family
@@ -54,7 +51,6 @@ class Decoder:
         self.changes: dict[int, dict[str, Any]] = {int(i): v for i, v in changes.items()}
         self.types = self.layer_types()
         keys.used.update(UNDERSTOOD)
-        keys.used.update(name for reader in type(self).__mro__ for name in getattr(reader, "settled", ()))
         named = (s for s in (family.qkv_bias, family.o_bias, family.mlp_bias, family.qk_norm) if isinstance(s, str))
         keys.used.update(name for setting in named for name in setting.split("|"))
         if keys.get("sparse_config"):  # InfLLM v2 (MiniCPM 4): blocks are skipped beyond `dense_len` tokens
@@ -92,6 +88,8 @@ class Decoder:
 
     def layer_type(self, i: int) -> str:
         """The kind of layer `i` by the older keys."""
+        if self.f.turns:
+            return self.f.turns[i % len(self.f.turns)]
         marks = self.k.listed("hybrid_layer_pattern", "sliding_window_layout")
         if marks:
             return "sliding_attention" if marks[i] else "full_attention"
@@ -160,7 +158,7 @@ class Decoder:
     def attention(self, i: int) -> BranchSpec:
         """Softmax attention of layer `i`."""
         if self.k.get("kv_lora_rank"):
-            return self.latent_attention(i)
+            return LatentAttentionSpec(**self.latent_fields(i))
         return AttentionSpec(**self.attention_fields(i))
 
     def attention_fields(self, i: int) -> dict[str, Any]:
@@ -183,11 +181,11 @@ class Decoder:
             fields["window"] = self.window() or self.k.get("sliding_window")
         elif "chunked" in kind:
             fields["chunk"] = self.k.number("attention_chunk_size")
-        return fields
+        return {**fields, **self.f.attention(self, i)}
 
     def attention_extra(self, i: int) -> Weights:
         """Weights that a plain attention has beside its projections and norms."""
-        return ()
+        return self.f.attention_extra(self, i)
 
     def rope_factor(self) -> bool:
         """Whether YaRN's factor of sine and cosine is another than 1 (transformers modeling_rope_utils.py)."""
@@ -197,12 +195,8 @@ class Decoder:
         grown = found.get("factor", 1.0) > 1.0 and not (all_dim and all_dim == found.get("mscale"))
         return found.get("rope_type", found.get("type")) == "yarn" and bool(grown if own is None else own != 1.0)
 
-    def latent_attention(self, i: int) -> BranchSpec:
-        """Multi-head latent attention, with an indexer where the file has one."""
-        return LatentAttentionSpec(**self.latent_fields(i))
-
     def latent_fields(self, i: int) -> dict[str, Any]:
-        """Fields of a latent attention."""
+        """Fields of a multi-head latent attention, with an indexer where the file has one."""
         return {
             "num_heads": self.at(i, "num_attention_heads", self.heads),
             "q_lora_rank": self.at(i, "q_lora_rank", self.k.get("q_lora_rank", default=0)),
@@ -243,6 +237,8 @@ class Decoder:
 
     def intermediate(self, i: int) -> int:
         """Width of layer `i`'s dense feed-forward."""
+        if self.f.width:
+            return self.f.width(self, i)
         width = self.k.get("dense_intermediate_size", "intermediate_size_mlp", "prefix_dense_intermediate_size")
         if width is None or not self.has_experts():
             width = self.k.get("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim", "d_ff", "dff")
@@ -292,6 +288,8 @@ class Decoder:
 
     def shared_width(self, width: int) -> int:
         """Total width of the shared experts."""
+        if self.f.shared:
+            return self.f.shared(self, width)
         given = self.k.get("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size")
         if given:
             return int(given) * int(self.k.get("n_shared_experts", default=1) if self.k.has("shared_intermediate_size") else 1)
@@ -314,7 +312,10 @@ class Decoder:
 
     def layout(self, i: int) -> Layout:
         """How attention and feed-forward of layer `i` stand to the residual stream and its norms."""
-        return self.f.layout
+        if isinstance(self.f.layout, str):
+            return self.f.layout
+        key, usual, with_it, without = self.f.layout
+        return with_it if self.k.get(key, default=usual) else without
 
     def norms(self, i: int, layout: StepNorm) -> tuple[StepNorm, StepNorm]:
         """Norms of attention and of feed-forward of layer `i` where one follows the other."""
@@ -330,7 +331,7 @@ class Decoder:
 
     def layer_extra(self, i: int) -> Weights:
         """Weights of layer `i` outside its residual steps."""
-        return ()
+        return self.f.layer_extra(self, i)
 
     def layer(self, i: int) -> LayerSpec:
         """Layer `i`."""
@@ -347,7 +348,7 @@ class Decoder:
 
     def stack_extra(self) -> Weights:
         """Weights of the stack outside its layers."""
-        return ()
+        return self.f.stack_extra(self)
 
     def final_norm(self) -> bool:
         """Whether a norm follows the last layer."""
@@ -355,11 +356,7 @@ class Decoder:
 
     def further(self) -> Weights:
         """Weights of the model outside its stack, beside positions and the norm of the embedding."""
-        return ()
-
-    def embedding_rows(self) -> int:
-        """Rows of the embedding where they are not the vocabulary's; 0 = they are."""
-        return 0
+        return self.f.further(self)
 
     def tied(self) -> bool:
         return bool(self.k.get(*TIED, default=self.f.tied)) and self.f.tied is not None
@@ -382,7 +379,7 @@ class Decoder:
             "dropout": self.k.dropout(),
             # Where experts have biases of their own, the router's is one more of them and balances nothing (GPT-OSS).
             "even_routing": self.k.balances_experts() or (self.flag(self.f.router_bias) and not self.f.expert_bias),
-            "embedding_rows": self.embedding_rows(),
+            "embedding_rows": self.f.rows(self),
             "extra": (*extra, *self.further()),
         }
 

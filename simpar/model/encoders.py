@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 from simpar.model.config_keys import Keys
@@ -14,21 +15,45 @@ from simpar.specs.mixers import AttentionSpec, BranchSpec, ExpertsSpec, FeedForw
 SIDES = ("encoder", "decoder")
 
 
-class EncoderDecoder:
-    """An encoder and a decoder with cross-attention; families differ in the fields below."""
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """What an encoder-decoder's class builds without asking its file."""
 
     norm: NormKind = "layernorm"
-    biased, gated, k_bias = True, False, True
-    pre_norm = True
-    final_norm = True
-    embedding_norm = False
-    own_tables = 2
+    biased: bool = True
+    k_bias: bool = True
+    pre_norm: bool = True
+    final_norm: bool = True
+    embedding_norm: bool = False
+    own_tables: int = 2
     """Further word embeddings (the encoder's and the decoder's own) where the head is not tied."""
     position_offset: int | None = 2
     """Rows of the learned position tables beyond max_position_embeddings; None = no tables."""
+    bias_tables: int = 1
+    """Tables of relative biases; 0 = one in every layer."""
+
+
+T5_SIDES = Sides("rmsnorm", biased=False, k_bias=False, own_tables=0)
+BART = Sides(pre_norm=False, final_norm=False, embedding_norm=True)
+SIDES_OF = {
+    **dict.fromkeys(("t5", "mt5", "longt5"), T5_SIDES), "umt5": replace(T5_SIDES, bias_tables=0),
+    "switch_transformers": replace(T5_SIDES, own_tables=2),
+    **dict.fromkeys(("bart", "plbart", "mvp", "led"), BART), "blenderbot-small": replace(BART, position_offset=0),
+    "bigbird_pegasus": Sides(final_norm=False, embedding_norm=True, position_offset=0), "mbart": Sides(embedding_norm=True),
+    **dict.fromkeys(("pegasus", "blenderbot"), Sides(position_offset=0)),  # sinusoids, stored as parameters
+    "marian": Sides(pre_norm=False, final_norm=False, position_offset=0),
+    **dict.fromkeys(("m2m_100", "nllb", "nllb-moe"), Sides(position_offset=None)),
+    "speech_to_text": Sides(position_offset=None, own_tables=0), "whisper": Sides(k_bias=False, own_tables=0),
+}  # fmt: skip
+
+
+class EncoderDecoder:
+    """An encoder and a decoder with cross-attention."""
+
+    gated = False
 
     def __init__(self, keys: Keys, family: Family) -> None:
-        self.k = keys
+        self.k, self.f = keys, SIDES_OF[keys.model_type]
         self.hidden = keys.size("d_model", "hidden_size")
         self.vocab = keys.size("vocab_size")
         if keys.config.get("decoder_vocab_size") == self.vocab:
@@ -46,53 +71,53 @@ class EncoderDecoder:
         return self.hidden // self.heads[side]
 
     def attention(self, side: int, **changes: Any) -> AttentionSpec:
-        own = {"head_dim": self.head_dim(side), "causal": side == 1, "k_bias": self.biased and self.k_bias, "position": "absolute"}
-        return encoder_attention(self.heads[side], self.hidden, bias=self.biased, **{**own, **changes})
+        own = {
+            "head_dim": self.head_dim(side),
+            "causal": side == 1,
+            "k_bias": self.f.k_bias,
+            "position": "absolute",
+        }
+        return encoder_attention(self.heads[side], self.hidden, bias=self.f.biased, **{**own, **changes})
 
     def feed_forward(self, side: int, i: int) -> BranchSpec:
         act = str(self.k.get("activation_function", "feed_forward_proj", default="relu"))
-        return FeedForwardSpec(width=self.widths[side], gated=self.gated, bias=self.biased, activation=act)
+        return FeedForwardSpec(width=self.widths[side], gated=self.gated, bias=self.f.biased, activation=act)
 
     def layer(self, side: int, i: int) -> LayerSpec:
         cross = (self.attention(1, cross=True, causal=False),) if side else ()
         branches = (self.attention(side), *cross, self.feed_forward(side, i))
-        return LayerSpec(sublayers=in_turn(*branches, norm="pre" if self.pre_norm else "post"))
+        return LayerSpec(sublayers=in_turn(*branches, norm="pre" if self.f.pre_norm else "post"))
 
     def stack(self, side: int) -> StackSpec:
         every = [self.layer(side, i) for i in range(self.layers[side])]
         layers, pattern = deal(every, [SIDES[side]] * len(every))
         return StackSpec(
-            name=SIDES[side], hidden_size=self.hidden, layers=layers, pattern=pattern, norm=self.norm,
-            final_norm=self.final_norm, extra=self.stack_extra(side),
+            name=SIDES[side], hidden_size=self.hidden, layers=layers, pattern=pattern, norm=self.f.norm,
+            final_norm=self.f.final_norm, extra=self.stack_extra(side),
         )  # fmt: skip
 
     def positions(self, side: int) -> int:
-        return self.k.number("max_position_embeddings", default=1024) + (self.position_offset or 0)
+        return self.k.number("max_position_embeddings", default=1024) + (self.f.position_offset or 0)
 
     def stack_extra(self, side: int) -> tuple[WeightSpec, ...]:
         extra: list[WeightSpec] = []
-        if self.position_offset is not None:
+        if self.f.position_offset is not None:
             extra.append(lookup("position", self.positions(side), self.hidden))
-        if self.embedding_norm:
-            extra.append(norm_extra("embedding_norm", self.norm, self.hidden))
+        if self.f.embedding_norm:
+            extra.append(norm_extra("embedding_norm", self.f.norm, self.hidden))
         return tuple(extra)
 
     def architecture(self) -> ArchitectureSpec:
         tied = bool(self.k.get("tie_word_embeddings", default=True))
-        own = lookup("own_words", self.vocab, self.hidden, copies=self.own_tables or 1)
+        own = lookup("own_words", self.vocab, self.hidden, copies=self.f.own_tables or 1)
         return ArchitectureSpec(
             vocab_size=self.vocab, tie_word_embeddings=tied, stacks=(self.stack(0), self.stack(1)),
-            extra=() if tied or not self.own_tables else (own,),
+            extra=() if tied or not self.f.own_tables else (own,),
         )  # fmt: skip
 
 
 class T5(EncoderDecoder):
     """Relative biases in the first layer of each stack, RMS norms, no biases; v1.1 has a gated feed-forward and an own head."""
-
-    norm: NormKind = "rmsnorm"
-    biased = False
-    own_tables = 0
-    bias_tables = 1
 
     def __init__(self, keys: Keys, family: Family) -> None:
         super().__init__(keys, family)
@@ -102,14 +127,13 @@ class T5(EncoderDecoder):
             )
         named = str(keys.get("feed_forward_proj", default="relu")).startswith("gated")
         self.gated = bool(keys.config.get("is_gated_act", named))
-        keys.get("relative_attention_max_distance", "n_positions", "dense_act_fn")
 
     def head_dim(self, side: int) -> int:
         return self.k.number("d_kv")
 
     def stack_extra(self, side: int) -> tuple[WeightSpec, ...]:
         buckets = self.k.number("relative_attention_num_buckets", default=32)
-        tables = self.bias_tables or self.layers[side]
+        tables = self.f.bias_tables or self.layers[side]
         return (lookup("relative_bias", buckets, self.heads[side], copies=tables),)
 
 
@@ -119,7 +143,6 @@ class LongT5(T5):
     def attention(self, side: int, **changes: Any) -> AttentionSpec:
         local = self.k.get("encoder_attention_type", default="local")
         radius = self.k.number("local_radius", default=127)
-        self.k.get("global_block_size")
         return super().attention(side, **({"window": radius} if local == "local" and not side else {}), **changes)
 
     def architecture(self) -> ArchitectureSpec:
@@ -128,16 +151,8 @@ class LongT5(T5):
         return super().architecture()
 
 
-class Umt5(T5):
-    """A table of relative biases in every layer."""
-
-    bias_tables = 0
-
-
 class Switch(T5):
     """Top-1 experts each so many layers."""
-
-    own_tables = 2
 
     def feed_forward(self, side: int, i: int) -> BranchSpec:
         name, layers = SIDES[side], self.layers[side]
@@ -145,7 +160,6 @@ class Switch(T5):
         if step is None:
             sparse = self.k.get(f"num_sparse_{name}_layers", default=0)
             step = layers // sparse if sparse else layers
-        self.k.get("num_sparse_encoder_layers", "num_sparse_decoder_layers")
         if (step and i % step == 1) or step == 1:
             return ExpertsSpec(
                 num_experts=self.k.number("num_experts"),
@@ -157,21 +171,8 @@ class Switch(T5):
         return super().feed_forward(side, i)
 
 
-class Bart(EncoderDecoder):
-    """Post-norm, learned positions from 2 on, a norm on the embeddings and none at the end."""
-
-    pre_norm, final_norm, embedding_norm = False, False, True
-
-
-class BlenderbotSmall(Bart):
-    position_offset = 0
-
-
 class BigBirdPegasus(EncoderDecoder):
     """Pre-norm with one more norm, attention without biases, blocks of sparse attention in the encoder."""
-
-    embedding_norm, final_norm = True, False
-    position_offset = 0
 
     def attention(self, side: int, **changes: Any) -> AttentionSpec:
         bias = bool(self.k.get("use_bias", default=False))
@@ -183,7 +184,7 @@ class BigBirdPegasus(EncoderDecoder):
         return super().attention(side, **plain, **changes)
 
 
-class Led(Bart):
+class Led(EncoderDecoder):
     """Longformer's windows in the encoder; global tokens have projections of their own."""
 
     def positions(self, side: int) -> int:
@@ -198,33 +199,11 @@ class Led(Bart):
         return super().attention(side, window=width // 2, extra=(own,), **changes)
 
 
-class Mbart(EncoderDecoder):
-    embedding_norm = True
-
-
-class Pegasus(EncoderDecoder):
-    """Sinusoidal positions that are stored as parameters."""
-
-    position_offset = 0
-
-
-class Marian(EncoderDecoder):
-    pre_norm, final_norm = False, False
-    position_offset = 0
-
-
-class M2m(EncoderDecoder):
-    """Sinusoidal positions."""
-
-    position_offset = None
-
-
-class NllbMoe(M2m):
+class NllbMoe(EncoderDecoder):
     """Top-2 experts each so many layers."""
 
     def feed_forward(self, side: int, i: int) -> BranchSpec:
         step = self.k.number(f"{SIDES[side]}_sparse_step", default=4)
-        self.k.get("num_hidden_layers")
         if step == 0 or (i + 1) % step:
             return super().feed_forward(side, i)
         number, bias = self.k.number("num_experts"), bool(self.k.get("router_bias", default=False))
@@ -233,17 +212,14 @@ class NllbMoe(M2m):
         )
 
 
-class SpeechToText(M2m):
+class SpeechToText(EncoderDecoder):
     """Convolutions with gated halves over filter banks."""
-
-    own_tables = 0
 
     def stack_extra(self, side: int) -> tuple[WeightSpec, ...]:
         if side:
             return ()
         sizes, middle = self.k.get("conv_kernel_sizes", default=[5, 5]), self.k.number("conv_channels", default=1024)
         inputs = self.k.number("input_feat_per_channel", default=80) * self.k.get("input_channels", default=1)
-        self.k.get("num_conv_layers")
         last = len(sizes) - 1
         return tuple(
             linear(f"convolution_{n}", size * (inputs if n == 0 else middle // 2), 2 * self.hidden if n == last else middle)
@@ -251,31 +227,10 @@ class SpeechToText(M2m):
         )  # fmt: skip
 
 
-class T5Gemma:
-    """Two stacks of Gemma 2's layers, the second with cross-attention, each with a word embedding of its own."""
-
-    def __init__(self, keys: Keys, family: Family) -> None:
-        self.k, self.family = keys, family
-        sides = keys.child("encoder", like="t5_gemma_module"), keys.child("decoder", like="t5_gemma_module")
-        self.sides = [Gemma2Stack(side or keys, family) for side in sides]
-
-    def architecture(self) -> ArchitectureSpec:
-        encoder, decoder = self.sides
-        one = encoder.stack().model_copy(update={"name": "encoder"})
-        layers = {name: decoder.with_cross(layer, encoder.hidden) for name, layer in decoder.stack().layers.items()}
-        fields, words = decoder.outside(), encoder.vocabulary()
-        own = lookup("own_words", words, encoder.hidden)
-        tied = bool(self.k.get("tie_word_embeddings", default=True))
-        self.k.get("vocab_size")
-        stacks = (one, decoder.stack().model_copy(update={"layers": layers}))
-        return ArchitectureSpec(**{**fields, "extra": (*fields["extra"], own), "tie_word_embeddings": tied}, stacks=stacks)
-
-
 class Gemma2Stack(Decoder):
     """One side of T5Gemma."""
 
     def attention_fields(self, i: int) -> dict[str, Any]:
-        self.k.get("cross_attention_hidden_size")
         return {**super().attention_fields(i), "causal": bool(self.k.config.get("is_decoder"))}
 
     def with_cross(self, layer: LayerSpec, width: int) -> LayerSpec:
@@ -286,11 +241,21 @@ class Gemma2Stack(Decoder):
         return LayerSpec(sublayers=(own, own.model_copy(update={"branches": (cross,)}), feed))
 
 
+def t5gemma(k: Keys, family: Family) -> ArchitectureSpec:
+    """Two stacks of Gemma 2's layers, the second with cross-attention, each with a word embedding of its own."""
+    sides = k.child("encoder", like="t5_gemma_module"), k.child("decoder", like="t5_gemma_module")
+    encoder, decoder = (Gemma2Stack(side or k, family) for side in sides)
+    one = encoder.stack().model_copy(update={"name": "encoder"})
+    layers = {name: decoder.with_cross(layer, encoder.hidden) for name, layer in decoder.stack().layers.items()}
+    fields, words = decoder.outside(), encoder.vocabulary()
+    own = lookup("own_words", words, encoder.hidden)
+    tied = bool(k.get("tie_word_embeddings", default=True))
+    stacks = (one, decoder.stack().model_copy(update={"layers": layers}))
+    return ArchitectureSpec(**{**fields, "extra": (*fields["extra"], own), "tie_word_embeddings": tied}, stacks=stacks)
+
+
 class Whisper(EncoderDecoder):
     """Two convolutions over the spectrogram, keys without bias."""
-
-    k_bias = False
-    own_tables = 0
 
     def positions(self, side: int) -> int:
         return self.k.number(("max_source_positions", "max_target_positions")[side])

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from simpar.specs.mixers import NormKind
+from simpar.specs.mixers import NormKind, WeightSpec
 
 Layout = Literal["pre", "post", "sandwich", "parallel", "parallel_norms"]
+
+Weights = tuple[WeightSpec, ...]
+
+
+def _nothing(*_: Any) -> Weights:
+    return ()
+
+
+def _changes_nothing(*_: Any) -> dict[str, Any]:
+    return {}
+
+
+def _as_many(_: Any) -> int:
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +30,8 @@ class Family:
     """What a model type's class builds without asking its file. A string names the key that says it."""
 
     norm: NormKind = "rmsnorm"
-    layout: Layout = "pre"
+    layout: Layout | tuple[str, bool, Layout, Layout] = "pre"
+    """Or (key that says it, its default, layout with it, without it)."""
     qkv_bias: bool | str = "attention_bias"
     o_bias: bool | str = "attention_bias"
     mlp_bias: bool | str = "mlp_bias"
@@ -37,6 +53,22 @@ class Family:
     shared_gate: bool = False
     full_every: int = 0
     """Every so many layers one has full attention, the others the window, where no key says it."""
+    attention: Callable[[Any, int], dict[str, Any]] = _changes_nothing
+    """Changes of a plain attention's fields, of (reader, layer)."""
+    attention_extra: Callable[[Any, int], Weights] = _nothing
+    layer_extra: Callable[[Any, int], Weights] = _nothing
+    """Weights beside those of attention and feed-forward, of (reader, layer)."""
+    stack_extra: Callable[[Any], Weights] = _nothing
+    further: Callable[[Any], Weights] = _nothing
+    """Weights outside the layers; outside the stack, beside positions and the norm of the embedding."""
+    rows: Callable[[Any], int] = _as_many
+    """Of the embedding where they are not the vocabulary's; 0 = they are."""
+    width: Callable[[Any, int], int] | None = None
+    """Of a layer's dense feed-forward, where no general key says it."""
+    shared: Callable[[Any, int], int] | None = None
+    """Total width of the shared experts, of (reader, width of one), where no general key says it."""
+    turns: tuple[str, ...] = ()
+    """Kinds of its layers by turns, where the file lists none."""
     position: Literal["rope", "none", "alibi", "absolute", "relative"] = "rope"
     activation: str = "silu"
     """Where the file has none."""

@@ -14,7 +14,16 @@ from simpar.model.decoder import Decoder
 from simpar.model.family import Family
 from simpar.model.hybrids import PureMamba
 from simpar.model.pieces import depthwise, linear, matrix, vector
-from simpar.specs.mixers import AttentionSpec, BranchSpec, CustomSpec, DeltaSpec, FeedForwardSpec, LinearAttentionSpec, WeightSpec
+from simpar.specs.mixers import (
+    AttentionSpec,
+    BranchSpec,
+    CustomSpec,
+    DeltaSpec,
+    FeedForwardSpec,
+    LatentAttentionSpec,
+    LinearAttentionSpec,
+    WeightSpec,
+)
 
 CHUNK = 64
 
@@ -25,8 +34,7 @@ class Fla(Decoder):
     hidden_ratio = 4.0
 
     def __init__(self, keys: Keys, family: Family) -> None:
-        keys.get("gate_fn", "gate_logit_normalizer")
-        keys.get("use_output_norm", "use_output_gate")
+        keys.get("gate_fn", "gate_logit_normalizer", "use_output_norm", "use_output_gate")
         self.attn = keys.child("attn", like="fla_attention")
         super().__init__(keys, family)
 
@@ -69,22 +77,12 @@ class RetNet(Fla):
     hidden_ratio = 2.0
 
 
-class Hgrn(Fla):
-    """Learned lower bounds of the forget gates, one row per layer."""
-
-    def stack_extra(self) -> tuple[WeightSpec, ...]:
-        if not self.k.get("use_lower_bound", default=True):
-            return ()
-        return (vector("lower_bounds", self.num_layers * self.hidden),)
-
-
 class Samba(PureMamba):
     """Mamba and windowed attention by turns, each with a feed-forward."""
 
     def __init__(self, keys: Keys, family: Family) -> None:
         self.attn = keys.child("attn", like="fla_attention")
         super().__init__(keys, family)
-        keys.get("expand")
 
     layer_types = Fla.layer_types
     attention = Fla.attention
@@ -96,13 +94,6 @@ class Samba(PureMamba):
 
 class RwkvFla(Fla):
     """RWKV 6 and 7: LayerNorms with one more before the first layer, token shift in both halves."""
-
-    def __init__(self, keys: Keys, family: Family) -> None:
-        super().__init__(keys, family)
-        keys.get("norm_first", "norm_bias", "value_dim")
-
-    def stack_extra(self) -> tuple[WeightSpec, ...]:
-        return (vector("pre_norm", 2 * self.hidden),) if self.k.get("norm_first", default=True) else ()
 
     def channel_width(self, ratio: float) -> int:
         wide = int(self.hidden * self.k.get("hidden_ratio", default=ratio))
@@ -154,8 +145,7 @@ class FlaLatent(Fla):
         return ["full_attention"] * self.num_layers
 
     def attention(self, i: int) -> BranchSpec:
-        self.k.get("qk_head_dim", "window_size")
-        return self.latent_attention(i)
+        return LatentAttentionSpec(**self.latent_fields(i))
 
 
 class FlaTransformer(Fla):
@@ -209,7 +199,6 @@ def _linear(d: Fla) -> LinearAttentionSpec:
     """Linear attention with a learned feature map."""
     base = _retention(d, 1.0, 1.0)
     name, dim = d.k.get("feature_map", default="elementwise_product"), base.key_head_dim
-    d.k.get("norm_q", "norm_k", "norm_feature_map")
     sides = 1 if d.k.get("tie_feature_map_qk", default=False) else 2
     layers = {"elementwise_product": 2, "t2r": 1, "hedgehog": 1}.get(name, 0)
     maps = tuple(linear(f"feature_map_{n}", dim, dim, copies=sides, uses=float(2 * base.num_heads)) for n in range(layers))
@@ -245,7 +234,6 @@ def _slots(d: Fla) -> CustomSpec:
     keys, values = d.expanded(0.5 if gated else 1.0, 1.0)
     heads, slots = d.heads, d.k.number("num_slots", default=64)
     d.short_conv(default=False)
-    d.k.get("use_norm", "gate_low_rank_dim", "num_kv_heads")
     k, v = keys // heads, values // heads
     scan = heads * (2.0 * CHUNK * (k + slots) + 4.0 * k * slots + 2.0 * CHUNK * (slots + v) + 4.0 * slots * v)
     extra = [matrix("qk", d.hidden, 2 * keys), matrix("v", d.hidden, values), matrix("slots", d.hidden, heads * slots)]
@@ -273,14 +261,12 @@ def _delta(d: Fla, **changes: Any) -> DeltaSpec:
         "value_head_dim": int(dim * d.k.get("expand_v", default=2)), "gate": bool(d.k.get("use_gate", default=True)),
         **d.short_conv(default=True),
     }  # fmt: skip
-    d.k.get("num_v_heads")
     return DeltaSpec(**{**fields, **changes})
 
 
 def _delta_net(d: Fla) -> DeltaSpec:
     """Yang et al. 2024, arXiv 2406.06484: no decay, widths by expand_k and expand_v."""
     (keys, values), heads = d.expanded(1.0, 1.0), d.heads
-    d.k.get("qk_norm")
     gate = bool(d.k.get("use_gate", default=False))
     return _delta(d, key_head_dim=keys // heads, value_head_dim=values // heads, decay="none", gate=gate)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
-from simpar.model.decoder import Decoder, Weights
+from simpar.model.decoder import Decoder
+from simpar.model.family import Weights
 from simpar.model.pieces import lookup, matrix, vector
 from simpar.specs.mixers import BranchSpec, ExpertsSpec
 
@@ -13,7 +14,6 @@ class Gemma3n(Decoder):
     """Four streams mixed by AltUp, low-rank LAuReL branches, per-layer embeddings, keys shared by the last layers."""
 
     streams = "altup_num_inputs"
-    settled: ClassVar[tuple[str, ...]] = ("activation_sparsity_pattern", "altup_active_idx")
 
     def intermediate(self, i: int) -> int:
         width = self.k.get("intermediate_size", default=16384)
@@ -115,9 +115,3 @@ class Gemma4(Decoder):
         fields = self.expert_fields(i)
         extra = (vector("router_scales", self.hidden + fields["num_experts"]), vector("norms", 3 * self.hidden))
         return (self.mlp(i), ExpertsSpec(**fields, extra=extra))
-
-    def layer_extra(self, i: int) -> Weights:
-        return per_layer_inputs(self)
-
-    def stack_extra(self) -> Weights:
-        return per_layer_embeddings(self)

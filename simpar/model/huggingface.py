@@ -15,10 +15,10 @@ from simpar.model.diffusion import DIFFUSION_READERS
 from simpar.model.families import ALIASES, GENERAL, READERS, TABLE
 from simpar.model.forms import short
 from simpar.model.pieces import linear
-from simpar.model.projectors import joined_weight
+from simpar.model.projectors import BY_PARENT, BY_TOWER, joined_weight
 from simpar.model.remote import SPEECH, WORDS, deepseek_ocr
 from simpar.model.speech import CONFORMERS
-from simpar.model.towers import BY_PARENT, TOWERS, TYPE_OF_PARENT, WHOLE, joined_patches, vision_stack
+from simpar.model.towers import TOWERS, TYPE_OF_PARENT, WHOLE, joined_patches, vision_stack
 from simpar.specs.architecture import ArchitectureSpec, StackSpec
 from simpar.specs.mixers import WeightSpec
 from simpar.specs.model import TransformerSpec
@@ -210,6 +210,7 @@ def _text_keys(keys: Keys) -> Keys | None:
         return inside
     if keys.has(*VISION) or (parent in TYPE_OF_PARENT and parent != "mllama"):
         flat = Keys(keys.config, keys.file, "", like)
+        keys.used |= flat.used
         flat.used = keys.used
         keys.children.append(flat)
         return flat
@@ -226,8 +227,8 @@ def _text(keys: Keys) -> ArchitectureSpec:
     family = TABLE.get(model_type)
     if family is None and model_type not in READERS:
         _unknown_family(keys)
-    reader: Any = READERS.get(model_type, Decoder)
-    model: ArchitectureSpec = reader(keys, family or GENERAL).architecture()
+    read_by: Any = READERS.get(model_type, Decoder)(keys, family or GENERAL)
+    model: ArchitectureSpec = read_by if isinstance(read_by, ArchitectureSpec) else read_by.architecture()
     return model
 
 
@@ -291,9 +292,8 @@ def _vision(keys: Keys, vision: Keys, hidden: int) -> list[StackSpec]:
         return _unknown_tower(keys, vision, "vision")
     if vision.model_type != kind:
         vision.retype(kind)
-    tower = TOWERS[kind]
-    stack = WHOLE[kind](vision) if kind in WHOLE else vision_stack(vision, tower)
-    projector = BY_PARENT.get(parent) or tower.projector
+    stack = WHOLE[kind](vision) if kind in WHOLE else vision_stack(vision, TOWERS[kind])
+    projector = BY_PARENT.get(parent) or BY_TOWER.get(kind)
     if projector is None:
         keys.unknown.append(("vision_config", kind, f"no projector is known for {parent!r}"))
         return [stack]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
-from simpar.model.decoder import MAMBA, Decoder, Weights
+from simpar.model.decoder import MAMBA, Decoder
 from simpar.model.family import Layout
 from simpar.model.pieces import matrix, vector
 from simpar.specs.architecture import SublayerSpec
@@ -91,11 +91,8 @@ class Mamba2Hybrid(Decoder):
         if not set(self.types) & set(MAMBA):  # Granite 4 without state spaces keeps their sizes in its file
             keys.used.update(name for name in keys.config if name.startswith("mamba_"))
 
-    def layer_types(self) -> list[str]:
-        if not self.k.listed("layer_types", "layers_block_type"):
-            attention = self.k.get("attn_layer_indices", default=[])
-            return ["full_attention" if i in attention else "mamba" for i in range(self.num_layers)]
-        return super().layer_types()
+    def layer_type(self, i: int) -> str:
+        return "full_attention" if i in self.k.get("attn_layer_indices", default=[]) else "mamba"
 
     def recurrence(self, i: int) -> BranchSpec:
         return mamba2(self)
@@ -119,7 +116,6 @@ class FalconH1(Decoder):
 
     def mixer(self, i: int) -> tuple[BranchSpec, ...]:
         norm = bool(self.k.get("mamba_rms_norm", default=False))
-        self.k.get("mlp_expansion_factor", "mamba_expand")  # the class takes intermediate_size and mamba_d_ssm
         return (self.attention(i), mamba2(self, out_norm=norm, bias=bool(self.k.get("mamba_proj_bias", default=False))))
 
 
@@ -128,8 +124,6 @@ NEMOTRON_LETTERS = {"M": "mamba", "*": "full_attention", "-": "mlp", "E": "moe"}
 
 class NemotronH(Decoder):
     """One mixer or feed-forward per layer, by a string of letters."""
-
-    settled: ClassVar[tuple[str, ...]] = ("num_query_groups",)
 
     def __init__(self, keys: Any, family: Any) -> None:
         pattern = keys.get("hybrid_override_pattern")
@@ -171,8 +165,6 @@ class NemotronH(Decoder):
 
 class Zamba2(Decoder):
     """Mamba 2 everywhere; at hybrid layers a shared block of attention and feed-forward on two streams side by side."""
-
-    settled: ClassVar[tuple[str, ...]] = ("num_query_groups", "kv_channels", "ffn_hidden_size", "lora_rank")
 
     def layer_types(self) -> list[str]:
         given = self.k.listed("layers_block_type", "layer_types")
@@ -231,8 +223,6 @@ class Zamba2(Decoder):
 class Zamba(Zamba2):
     """Mamba 1 with one shared block, without adapters."""
 
-    settled: ClassVar[tuple[str, ...]] = ("attn_layer_period", "attn_layer_offset", "n_mamba_heads", "attention_hidden_size")
-
     def layer_type(self, i: int) -> str:
         period, offset = self.k.number("attn_layer_period", default=6), self.k.get("attn_layer_offset", default=4)
         return "hybrid" if i == 2 or (i > 2 and (i - 3) % period == offset) else "mamba"
@@ -250,18 +240,9 @@ class Zamba(Zamba2):
 class Lfm(Decoder):
     """Gated short convolutions with attention at listed layers (LFM2, LFM3)."""
 
-    settled: ClassVar[tuple[str, ...]] = (
-        "conv_L_cache", "conv_bias", "block_dim", "block_use_swiglu", "conv_dim", "conv_dim_out", "num_heads", "block_multiple_of",
-        "block_ff_dim",
-    )  # fmt: skip
-
-    def layer_types(self) -> list[str]:
-        full = self.k.get("full_attn_idxs")
-        if not self.k.listed("layer_types") and full:
-            return ["full_attention" if i in full else "conv" for i in range(self.num_layers)]
-        return super().layer_types()
-
     def layer_type(self, i: int) -> str:
+        if full := self.k.get("full_attn_idxs"):
+            return "full_attention" if i in full else "conv"
         if self.k.model_type != "lfm3":
             return "full_attention"
         return "full_attention" if i % 4 == 2 else "sliding_attention" if i % 4 == 0 and i else "conv"
@@ -306,14 +287,9 @@ class Phi4Flash(Decoder):
         shared = {"key_value": "shared"} if i > self.num_layers // 2 + 1 else {}
         return (AttentionSpec(**{**self.attention_fields(i), **shared, "position": "none"}),)
 
-    def attention_extra(self, i: int) -> Weights:
-        return (vector("lambda", 4 * self.head_dim), vector("sub_norm", 2 * self.head_dim))
-
 
 class RecurrentGemma(Decoder):
     """Two recurrent layers for each one of local attention."""
-
-    settled: ClassVar[tuple[str, ...]] = ("lru_width", "conv1d_width")
 
     def layer_types(self) -> list[str]:
         given = self.k.listed("layers_block_type", "layer_types")
@@ -326,6 +302,3 @@ class RecurrentGemma(Decoder):
     def recurrence(self, i: int) -> BranchSpec:
         width = self.k.number("lru_width", default=self.hidden)
         return RecurrentSpec(width=width, num_heads=self.heads, conv_kernel=self.k.number("conv1d_width", default=4))
-
-    def intermediate(self, i: int) -> int:
-        return self.k.number("intermediate_size") // 2

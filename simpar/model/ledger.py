@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simpar.graph.ledger import node_flops
 from simpar.graph.types import Custom, Einsum, Layer, Lookup, Node, View
@@ -93,10 +93,14 @@ def entries(model: ArchitectureSpec, sequence_length: int) -> Iterator[Entry]:
 
 def _stack(stack: StackSpec, last: bool, batch: Batch) -> Iterator[Entry]:
     """A stack's layers, and what it holds beside them where the embedding or the head does not write it."""
-    shared: set[str] = set()
+    held: set[str] = set()
     for name, count in Counter(stack.sequence()).items():
-        for entry in _entries(stack.name, layer_graph(stack, name, batch), count, stack.tower):
-            yield _once(stack, name, entry, shared)
+        layer = layer_graph(stack, name, batch)
+        shared = {node: key for key, node in layer.shared}
+        for entry in _entries(stack.name, layer, count, stack.tower):
+            key = shared.get(entry.node)
+            yield entry if key is None else replace(entry, held=int(key not in held))
+            held |= {key} if key else set()
     if stack.tower or (not last and stack.final_norm and stack.name != "encoder"):
         w = Writer(stack.name, stack.hidden_size, batch, stack.norm)
         x = w.graph.input("in", "batch sequence hidden")
@@ -104,32 +108,6 @@ def _stack(stack: StackSpec, last: bool, batch: Batch) -> Iterator[Entry]:
         if stack.final_norm:
             x = w.norm("final_norm", x)
         yield from _entries(stack.name, w.graph.done(x), 1, stack.tower)
-
-
-def _once(stack: StackSpec, name: str, entry: Entry, seen: set[str]) -> Entry:
-    """`entry`, held once in the whole stack where the sublayer that it is in shares its weights."""
-    shares = [step.shared_weights for step in stack.layers[name].sublayers]
-    if not any(shares) or not entry.parameters:
-        return entry
-    step = _step_of(entry.node, stack, name)
-    if step is None or not shares[step]:
-        return entry
-    key = f"{shares[step]}/{entry.node}"
-    held = 0 if key in seen else 1
-    seen.add(key)
-    return Entry(entry.place, entry.node, entry.parameters, entry.active, entry.flops, entry.runs, held, entry.lookup, entry.tower)
-
-
-def _step_of(node: str, stack: StackSpec, name: str) -> int | None:
-    """The sublayer that wrote `node`: the first whose graph alone has it."""
-    layer = stack.layers[name]
-    for index in range(len(layer.sublayers)):
-        upto = stack.model_copy(
-            update={"layers": {name: layer.model_copy(update={"sublayers": layer.sublayers[: index + 1], "extra": ()})}}
-        )
-        if any(n.name == node for n in layer_graph(upto, name, Batch(1, 1)).nodes):
-            return index
-    return None
 
 
 def _entries(place: str, layer: Layer, count: int, tower: bool = False) -> Iterator[Entry]:

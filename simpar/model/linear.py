@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
-from simpar.model.decoder import Decoder, Weights
+from simpar.model.decoder import Decoder
 from simpar.model.family import Layout
 from simpar.model.pieces import linear, matrix, vector
 from simpar.specs.architecture import SublayerSpec
@@ -85,7 +85,6 @@ class OlmoHybrid(QwenNext):
 class KimiLinear(Decoder):
     """Kimi Delta Attention, three to one with latent attention without positions."""
 
-    settled: ClassVar[tuple[str, ...]] = ("mla_use_nope", "attn_res_block_size", "use_grouped_topk")
     decay_rank_is_head = True
 
     def layer_types(self) -> list[str]:
@@ -139,8 +138,6 @@ class BailingHybrid(KimiLinear):
 class BailingLinear(Decoder):
     """Ling and Ring linear 2.0: lightning attention with norms of queries and keys, one softmax layer in `layer_group_size`."""
 
-    settled: ClassVar[tuple[str, ...]] = ("group_norm_size",)
-
     def layer_type(self, i: int) -> str:
         group = self.k.number("layer_group_size", default=1)
         return "full_attention" if (i + 1) % group == 0 or i >= self.num_layers // group * group else "linear_attention"
@@ -162,9 +159,6 @@ class MiniMaxHybrid(Decoder):
         if kinds:
             return ["full_attention" if kind else "linear_attention" for kind in kinds[: self.num_layers]]
         return super().layer_types()
-
-    def layer_type(self, i: int) -> str:
-        return "full_attention" if i % 2 == 0 else "linear_attention"
 
     def shared_width(self, width: int) -> int:
         self.k.meet(
@@ -203,9 +197,6 @@ class Rwkv(Decoder):
             ),
         )  # fmt: skip
         return (SublayerSpec(branches=(time,)), SublayerSpec(branches=(channel,)))
-
-    def stack_extra(self) -> Weights:
-        return (vector("pre_norm", 2 * self.hidden),)
 
 
 class Xlstm(Decoder):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from simpar.graph.masks import CAUSAL, Mask
-from simpar.graph.types import GELUS, Attention, Elementwise, Permute, Scan
+from simpar.graph.types import GELUS, Attention, Elementwise, Scan
 from simpar.model.writer import NORMS, TOKENS, Writer, attention_mask
 from simpar.specs.mixers import (
     AttentionSpec,
@@ -357,8 +357,7 @@ def _experts(w: Writer, m: ExpertsSpec, x: str) -> list[str]:
     y = g.grouped(experts, g.linear("moe/fc2", y, f"{rows} {inside}", module="moe", bias=m.bias))
     if m.bias:
         y = g.elementwise("moe/fc2_bias", [y], "expert_bias", module="moe")
-    back = g.tensor("moe/unpermute.out", f"batch sequence {inside}")
-    g.add(Permute("moe/unpermute", (y, choice) if choice else (y,), (back,), "moe", (), True))
+    back = g.permute("moe/unpermute", [y, choice] if choice else [y], f"batch sequence {inside}", back=True)
     outs = [w.linear("moe/latent_up", back, TOKENS, "moe") if m.input_size else back]
     if m.shared_width:
         outs.append(_two_products(w, x, "shared_experts", _pair(w, "shared_ffn", m.shared_width, "tensor", m.gated), m))

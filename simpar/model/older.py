@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
-from simpar.model.decoder import Decoder, Weights
-from simpar.model.family import Layout
-from simpar.model.pieces import matrix, vector
+from simpar.model.decoder import Decoder
+from simpar.model.family import Layout, Weights
+from simpar.model.pieces import matrix
 from simpar.specs.architecture import LayerSpec
-from simpar.specs.mixers import BranchSpec, ExpertsSpec, FeedForwardSpec, WeightSpec
+from simpar.specs.mixers import BranchSpec, ExpertsSpec, FeedForwardSpec
 
 
 class GptNeo(Decoder):
@@ -20,12 +20,6 @@ class GptNeo(Decoder):
         kinds = listed or [kind for names, count in pairs for _ in range(count) for kind in names]
         kinds = kinds or ["global", "local"] * self.num_layers
         return ["sliding_attention" if kind == "local" else "full_attention" for kind in kinds[: self.num_layers]]
-
-
-class GptBigCode(Decoder):
-    def attention_fields(self, i: int) -> dict[str, Any]:
-        single = bool(self.k.get("multi_query", default=True))
-        return {**super().attention_fields(i), "num_key_value_heads": 1 if single else self.heads}
 
 
 class Falcon(Decoder):
@@ -100,51 +94,12 @@ class Opt(Decoder):
             matrix("project_out", self.hidden, width, uses=1.0),
         )
 
-    def layout(self, i: int) -> Layout:
-        return "pre" if self.k.get("do_layer_norm_before", default=True) else "post"
-
     def final_norm(self) -> bool:
         return self.layout(0) == "pre" and not self.k.get("_remove_final_layer_norm", default=False)
 
 
-class GptNeoxJapanese(Decoder):
-    """No biases but one, of the last layer's output projection."""
-
-    def stack_extra(self) -> tuple[WeightSpec, ...]:
-        return (vector("dense_bias", self.hidden),)
-
-    def intermediate(self, i: int) -> int:
-        return int(self.k.get("intermediate_multiple_size", default=4) * self.hidden)
-
-
-class GptNeox(Decoder):
-    """Attention and feed-forward side by side, each with its norm, or one after the other."""
-
-    def layout(self, i: int) -> Layout:
-        return "parallel_norms" if self.k.get("use_parallel_residual", default=True) else "pre"
-
-
-class Cohere(Decoder):
-    """A norm of every head on its own, where switched on."""
-
-    def attention_fields(self, i: int) -> dict[str, Any]:
-        fields = super().attention_fields(i)
-        if self.k.get("use_qk_norm", "qk_layernorm", default=False):
-            fields |= {"qk_norm": "full", "qk_norm_kind": "layernorm_no_bias"}
-        return fields
-
-
-class StableLm(Cohere):
-    """Qwen-like biases by key, LayerNorm, and norms of every head on their own."""
-
-    def layout(self, i: int) -> Layout:
-        return "parallel" if self.k.get("use_parallel_residual", default=False) else "pre"
-
-
 class ChatGlm(Decoder):
     """ChatGLM 2 to 4: few key heads where the file says so, a padded vocabulary."""
-
-    settled: ClassVar[tuple[str, ...]] = ("post_layer_norm",)
 
     def __init__(self, keys: Any, family: Any) -> None:
         super().__init__(keys, family)
@@ -155,15 +110,6 @@ class ChatGlm(Decoder):
         return self.k.number("padded_vocab_size", "vocab_size")
 
 
-class Qwen1(Decoder):
-    """The first Qwen: the file's width counts both halves of the gated product."""
-
-    settled: ClassVar[tuple[str, ...]] = ("no_bias",)
-
-    def intermediate(self, i: int) -> int:
-        return self.k.number("intermediate_size") // 2
-
-
 class OpenElm(Decoder):
     """Heads and widths by layer (Mehta et al. 2024, arXiv 2404.14619)."""
 
@@ -171,7 +117,6 @@ class OpenElm(Decoder):
         given = {"hidden_size": keys.config.get("model_dim"), "num_hidden_layers": keys.config.get("num_transformer_layers")}
         self.kv, self.q = keys.listed("num_kv_heads") or [1], keys.listed("num_query_heads") or [1]
         keys.config = {**keys.config, **given, "num_key_value_heads": self.kv[0], "num_attention_heads": self.q[0]}
-        keys.get("model_dim", "num_transformer_layers", "num_kv_heads", "num_gqa_groups", "ffn_with_glu")
         super().__init__(keys, family)
 
     def attention_fields(self, i: int) -> dict[str, Any]:
@@ -188,19 +133,9 @@ class OpenElm(Decoder):
         return bool(self.k.get("share_input_output_layers", default=True))
 
 
-class DeciLm(Decoder):
-    """Key heads by layer."""
-
-    def attention_fields(self, i: int) -> dict[str, Any]:
-        groups = self.k.listed("num_key_value_heads_per_layer")
-        return {**super().attention_fields(i), **({"num_key_value_heads": groups[i]} if groups else {})}
-
-
 class Arctic(Decoder):
     """Dense feed-forwards beside the experts (Snowflake Arctic): attention and dense in one residual step each, experts from
     the layer's input."""
-
-    settled: ClassVar[tuple[str, ...]] = ("parallel_attn_mlp_res", "moe_vocab_size")
 
     def is_expert_layer(self, i: int) -> bool:
         return bool((i + 1) % self.k.number("moe_layer_frequency", default=1) == 0)

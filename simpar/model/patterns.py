@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
-from simpar.model.decoder import Decoder, Weights
+from simpar.model.decoder import Decoder
+from simpar.model.family import Weights
 from simpar.model.pieces import linear, matrix, vector
 from simpar.specs.mixers import AttentionSpec, BranchSpec, CustomSpec, ExpertsSpec, FeedForwardSpec, WeightSpec
 
@@ -16,9 +17,6 @@ class Llama4(Decoder):
         marks = self.k.listed("no_rope_layers")
         every = self.k.get("no_rope_layer_interval", default=4)
         return "chunked_attention" if (marks[i] if marks else (i + 1) % every) else "full_attention"
-
-    def shared_width(self, width: int) -> int:
-        return width
 
 
 class MimoV2(Decoder):
@@ -53,8 +51,6 @@ class MimoV2(Decoder):
 class Step(Decoder):
     """Step-3.5 and 3.7: a gate per head, window layers with a head count of their own, experts from the fourth layer on."""
 
-    settled: ClassVar[tuple[str, ...]] = ("num_sliding_attention_heads",)
-
     def __init__(self, keys: Any, family: Any) -> None:
         super().__init__(keys, family)
         self.kv_heads = keys.number("num_attention_groups", "num_key_value_heads", default=self.kv_heads)
@@ -79,23 +75,6 @@ class Step(Decoder):
 
     def shared_width(self, width: int) -> int:
         return int(self.k.get("share_expert_dim", "share_expert_dims", default=super().shared_width(width)))
-
-
-class Step3(Step):
-    """Step-3: queries from a narrow latent that all heads share, one head of keys and values."""
-
-    def attention_fields(self, i: int) -> dict[str, Any]:
-        return super().attention_fields(i) | {"query_rank": self.k.number("share_q_dim")}
-
-
-class Laguna(Decoder):
-    """Heads by layer and a gate per head."""
-
-    def attention_fields(self, i: int) -> dict[str, Any]:
-        fields = super().attention_fields(i)
-        heads = self.k.listed("num_attention_heads_per_layer")
-        gate = "head" if self.k.get("gating", default=True) in (True, "per-head") else "element"
-        return {**fields, "num_heads": heads[i] if heads else fields["num_heads"], "gate": gate}
 
 
 class NemotronNas(Decoder):
@@ -151,12 +130,6 @@ class MllamaText(Decoder):
         tokens = 4 * 1601  # tiles of 560 pixels in patches of 14, with a class token
         return {**fields, "cross": True, "causal": False, "qk_norm": "head", "position": "none", "keys": tokens}
 
-    def layer_extra(self, i: int) -> Weights:
-        return (vector("gates", 2),) if self.types[i] == "cross_attention" else ()
-
-    def embedding_rows(self) -> int:
-        return self.vocabulary() + 8
-
 
 class JetMoe(Decoder):
     """Experts in the query and output projections of attention as well."""
@@ -181,26 +154,9 @@ class JetMoe(Decoder):
 class BitNet(Decoder):
     """Norms before the output projections."""
 
-    def attention_extra(self, i: int) -> Weights:
-        return (vector("sub_norm", self.heads * self.head_dim),)
-
     def mlp(self, i: int) -> FeedForwardSpec:
         mlp = super().mlp(i)
         return mlp.model_copy(update={"extra": (vector("sub_norm", mlp.width),)})
-
-
-class DiffLlama(Decoder):
-    """Two score maps subtracted, by four vectors per layer."""
-
-    def attention_extra(self, i: int) -> Weights:
-        return (vector("lambda", 4 * self.head_dim),)
-
-
-class Beam(Decoder):
-    """A bias per head in the output gate."""
-
-    def attention_extra(self, i: int) -> Weights:
-        return (vector("gate_bias", self.heads),)
 
 
 class HunyuanDense(Decoder):
@@ -215,8 +171,6 @@ class HunyuanDense(Decoder):
 class HunyuanMoe(HunyuanDense):
     """Every expert, the shared one too, as wide as `intermediate_size`; counts may be lists, one entry per layer."""
 
-    settled: ClassVar[tuple[str, ...]] = ("num_shared_expert", "moe_layer_num_skipped", "use_mixed_mlp_moe")
-
     def is_expert_layer(self, i: int) -> bool:
         return True
 
@@ -230,16 +184,6 @@ class HunyuanMoe(HunyuanDense):
         }  # fmt: skip
 
 
-class Hunyuan(HunyuanMoe):
-    """Hunyuan-Large: keys and values of every second layer serve the next as well (cross-layer attention)."""
-
-    settled: ClassVar[tuple[str, ...]] = ("cla_share_factor",)
-
-    def attention_fields(self, i: int) -> dict[str, Any]:
-        every = self.k.get("cla_share_factor", default=2) if self.k.get("use_cla", default=False) else 1
-        return {**super().attention_fields(i), **({"key_value": "shared"} if i % every else {})}
-
-
 class ErnieVl(Decoder):
     """ERNIE 4.5 VL: experts for text and, narrower, for image tokens in every layer; a text token meets the first."""
 
@@ -250,22 +194,6 @@ class ErnieVl(Decoder):
         vision = matrix("vision_experts", self.hidden, 3 * widths[-1], copies=number, uses=0.0)
         router = matrix("vision_router", self.hidden, number, uses=0.0)
         return {**fields, "extra": (vision, router, vector("vision_router_bias", number))}
-
-
-class HyV3(Decoder):
-    """Hunyuan 3: without shared experts one as wide as a dense layer's feed-forward."""
-
-    def shared_width(self, width: int) -> int:
-        return int(self.k.get("num_shared_experts", default=1)) * width or self.intermediate(0)
-
-
-class Molmo2(Decoder):
-    """Further rows of the embedding for image tokens."""
-
-    settled: ClassVar[tuple[str, ...]] = ("norm_after",)
-
-    def embedding_rows(self) -> int:
-        return self.vocabulary() + int(self.k.get("additional_vocab_size", default=128))
 
 
 class Doge(Decoder):
@@ -288,6 +216,3 @@ class Doge(Decoder):
         router = matrix("router", self.hidden, 2 * int(number**0.5))
         pools = (WeightSpec(name=n, inputs=self.hidden, copies=number, uses=float(chosen)) for n in ("down", "up"))
         return (mlp.model_copy(update={"extra": (*mlp.extra, router, *pools)}),)
-
-    def layer_extra(self, i: int) -> Weights:
-        return (vector("residuals", 2 * self.hidden),)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from math import isqrt
-from typing import Any, ClassVar
+from typing import Any
 
-from simpar.model.decoder import Decoder, StepNorm, Weights
+from simpar.model.decoder import Decoder, StepNorm
+from simpar.model.family import Weights
 from simpar.model.linear import KimiLinear, QwenNext
 from simpar.model.pieces import depthwise, linear, lookup, matrix, vector
-from simpar.model.sparse import hyper_connections
 from simpar.specs.mixers import IndexerSpec, WeightSpec
 
 
@@ -16,7 +16,6 @@ class Glm5Next(KimiLinear):
     """Kimi Delta Attention, three to one with indexed latent attention over pooled index keys, on hyper-connections."""
 
     streams = "hc_mult"
-    settled: ClassVar[tuple[str, ...]] = ("index_kpool_always_select_tail",)
 
     def layer_type(self, i: int) -> str:
         return "indexed_attention" if i % 4 == 3 else "linear_attention"
@@ -33,9 +32,6 @@ class Glm5Next(KimiLinear):
         gate = matrix("index_pool_gate", self.hidden, index.head_dim)
         return {**fields, "extra": (gate, vector("index_pool_positions", pool * index.head_dim))}
 
-    def layer_extra(self, i: int) -> Weights:
-        return hyper_connections(self)
-
 
 class MuseSpark(Decoder):
     """Windows with a full layer in four, which is without RoPE; experts in a narrower space, with norms on the way in and out; a
@@ -43,9 +39,6 @@ class MuseSpark(Decoder):
 
     def norms(self, i: int, layout: StepNorm) -> tuple[StepNorm, StepNorm]:
         return layout, "sandwich"
-
-    def layer_extra(self, i: int) -> Weights:
-        return (vector("residual_gates", 2 * self.hidden),)
 
     def expert_fields(self, i: int) -> dict[str, Any]:
         width = self.k.number("moe_hidden_size")
@@ -60,9 +53,6 @@ class MistralLarge4(Decoder):
         if keys.config.get("kv_source_layers") == list(range(self.num_layers)):
             keys.used.add("kv_source_layers")  # no layer takes another's keys
 
-    def layer_type(self, i: int) -> str:
-        return "indexed_attention"
-
     def latent_fields(self, i: int) -> dict[str, Any]:
         fields = super().latent_fields(i)
         marks = self.k.listed("no_rope_layers")
@@ -72,16 +62,9 @@ class MistralLarge4(Decoder):
         own = 2 * self.hidden + 2 * index.num_heads if index and index.owned else 0
         return {**fields, "extra": (vector("softmax_scales", 2 * self.heads + own),)}
 
-    def stack_extra(self) -> tuple[WeightSpec, ...]:
-        """A learned scale of each frequency of RoPE."""
-        return (vector("rope_scales", self.k.number("qk_rope_head_dim") // 2),)
-
 
 class Zaya(Decoder):
     """Compressed convolutional attention, a router of three layers with one choice to skip, scaled residuals."""
-
-    def layer_type(self, i: int) -> str:
-        return "hybrid"
 
     def attention_extra(self, i: int) -> Weights:
         d, mixed = self.head_dim, (self.heads + self.kv_heads) * self.head_dim
@@ -103,23 +86,9 @@ class Zaya(Decoder):
         )  # fmt: skip
         return {**fields, "extra": router}
 
-    def layer_extra(self, i: int) -> Weights:
-        return (vector("residual_scales", 8 * self.hidden),)
-
-    def stack_extra(self) -> tuple[WeightSpec, ...]:
-        return (vector("input_scales", 2 * self.hidden),)
-
 
 class Inkling(Decoder):
     """Short convolutions beside keys, values and both outputs; learned relative logits; window layers with heads of their own."""
-
-    settled: ClassVar[tuple[str, ...]] = (
-        "number_of_conv_states", "log_scaling_n_floor", "chain_hidden_post_norm", "unpadded_vocab_size", "shared_expert_sink",
-        "rms_norm_eps_moe_gate",
-    )  # fmt: skip
-
-    def layer_type(self, i: int) -> str:
-        return "hybrid" if i % 6 == 5 else "hybrid_sliding"
 
     def conv(self, name: str, width: int) -> WeightSpec:
         """A depthwise convolution of the layer's short kernel."""
@@ -156,8 +125,6 @@ class Inkling(Decoder):
 class Inkling2(Inkling):
     """Clipped queries and a sink from the token; full layers with dynamic convolutions; attention over earlier blocks' outputs."""
 
-    settled: ClassVar[tuple[str, ...]] = ("n_layers_per_attn_res_block",)
-
     def attention_fields(self, i: int) -> dict[str, Any]:
         fields, k = super().attention_fields(i), self.k
         heads, d, groups = fields["num_heads"], fields["head_dim"], fields["num_key_value_heads"]
@@ -177,15 +144,9 @@ class Inkling2(Inkling):
         queries = (3 if full else 1 if i else 0) + 1
         return (*super().layer_extra(i), vector("block_queries", (queries + 2 * full) * self.hidden))
 
-    def stack_extra(self) -> tuple[WeightSpec, ...]:
-        return (vector("final_block_query", self.hidden),)
-
     def vocabulary(self) -> int:
         """The embedding is padded, the head is not."""
         return self.k.number("unpadded_vocab_size", default=super().vocabulary())
-
-    def embedding_rows(self) -> int:
-        return super().vocabulary()
 
 
 class Phi4Adapters(Decoder):
@@ -206,11 +167,6 @@ class Qwen4(QwenNext):
     keys that a small indexer chooses; embeddings of hashed n-grams at listed layers (transformers modular_qwen4_exp.py)."""
 
     streams = "hc_count"
-    settled: ClassVar[tuple[str, ...]] = (
-        "hc_count", "hc_lowrank", "ngram_size", "heads_per_ngram", "ngram_vocab_size_base", "ple_embed_dim",
-        "make_ngram_vocab_size_divisible_by", "ple_conv_kernel_size", "ple_layer_ids", "split_ngram_parts",
-        "number_of_conv_states", "indexer_kv_heads",
-    )  # fmt: skip
 
     def layer_types(self) -> list[str]:
         return ["indexed_attention" if kind == "full_attention" else kind for kind in super().layer_types()]
@@ -256,9 +212,6 @@ class Qwen4(QwenNext):
             vector("ngram_norms", 3 * wide),
             depthwise("ngram_convolution", k.number("ple_conv_kernel_size", default=4), wide),
         )  # fmt: skip
-
-    def stack_extra(self) -> tuple[WeightSpec, ...]:
-        return self.mix("head")
 
 
 def primes(start: int, skipped: int, count: int) -> int:

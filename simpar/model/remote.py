@@ -12,8 +12,6 @@ from typing import Any
 
 from simpar.model.config_keys import Keys
 from simpar.model.pieces import linear, matrix, vector
-from simpar.model.pieces import norm_extra as norm
-from simpar.model.projectors import Projector, Weights, mlp2
 from simpar.model.sam import sam_stack
 from simpar.specs.architecture import StackSpec
 
@@ -150,58 +148,6 @@ WORDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "ernie4_5_moe_vl": ernie_vl,
 }
 """model_type -> its file in transformers' words."""
-
-
-def resampler(file: Keys, k: Keys, h: int, text: int) -> Weights:
-    """MiniCPM-V: learned queries of the text's width attend the patches, then norms and one matrix."""
-    file.get("slice_config", "patch_size", "vision_batch_size")
-    file.get("drop_vision_last_layer")
-    narrow = (matrix("keys_values", h, text),) if h != text else ()
-    return (
-        vector("queries", file.number("query_num", default=64) * text), *narrow, linear("attention_keys_values", text, 2 * text),
-        linear("attention_queries_out", text, text, copies=2), norm("resampler_norms", "layernorm", 3 * text),
-        matrix("projector", text, text),
-    )  # fmt: skip
-
-
-def downsample(file: Keys, k: Keys, h: int, text: int) -> Weights:
-    """DeepSeek-VL2: 2 x 2 patches into channels, two layers, the ends of lines and views."""
-    p = file.child("projector_config") or file
-    p.get("n_embed", "depth", "mlp_ratio", "input_dim")
-    wide = h * int(p.get("downsample_ratio", default=2)) ** 2
-    inner = int(text * p.get("mlp_ratio", default=1))
-    return (*mlp2("projector", wide, inner, text), vector("separators", 2 * text))
-
-
-def ovis25(file: Keys, k: Keys, h: int, text: int) -> Weights:
-    """Soft visual words: a head over a visual vocabulary, four words of which are marks, and a table of its embeddings."""
-    k.get("hidden_stride", "num_patches", "fullatt_block_indexes", "window_size")
-    k.get("temporal_patch_size")
-    file.get("disable_tie_weight", "hidden_size", "conversation_formatter_class")
-    words = file.number("visual_vocab_size")
-    head = matrix("visual_head", h * k.number("hidden_stride", default=2) ** 2, words - 4)
-    return (head, norm("visual_head_norm", "layernorm", words - 4), vector("visual_words", words * text))
-
-
-def phi3_projector(file: Keys, k: Keys, h: int, text: int) -> Weights:
-    """Phi-3 Vision: 2 x 2 patches into channels, two layers, the ends of lines and of views."""
-    wide = h * k.number("spatial_merge_size") ** 2
-    return (*mlp2("projector", wide, text, text), vector("separators", 2 * wide))
-
-
-def molmo_projector(file: Keys, k: Keys, h: int, text: int) -> Weights:
-    """Molmo: attention over 2 x 2 patches of two layers, a gated layer, embeddings of padding and of 128 further words."""
-    width, patches = int(file.config["text_config"]["intermediate_size"]), k.number("spatial_merge_size") ** 2
-    return (
-        linear("pooling_qkv", 2 * h, h, copies=3), linear("pooling_out", h, h), vector("padding", patches * h),
-        matrix("up", h, 2 * width), matrix("down", width, text), vector("further_words", 128 * text),
-    )  # fmt: skip
-
-
-REMOTE_PROJECTORS: dict[str, Projector] = {
-    "minicpmv": resampler, "deepseek_vl_v2": downsample, "ovis2_5": ovis25, "phi3_v": phi3_projector, "molmo": molmo_projector,
-}  # fmt: skip
-"""Projectors that belong to the whole model."""
 
 
 def deepseek_ocr(file: Keys, k: Keys, text: int, clip: Callable[[Keys], StackSpec]) -> list[StackSpec]:

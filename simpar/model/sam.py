@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from simpar.model.config_keys import Keys
-from simpar.model.pieces import deal, encoder_attention, in_turn, linear, matrix, norm_extra, vector
-from simpar.model.projectors import Weights
+from simpar.model.pieces import deal, encoder_attention, in_turn, linear, matrix, vector
 from simpar.specs.architecture import LayerSpec, StackSpec
 from simpar.specs.mixers import FeedForwardSpec
 
@@ -33,18 +32,3 @@ def sam_stack(k: Keys) -> StackSpec:
         name="vision", hidden_size=h, layers=kinds, pattern=pattern, norm="layernorm", final_norm=False, tower=True,
         extra=(*stem, *end),
     )  # fmt: skip
-
-
-def got_ocr(file: Keys, k: Keys, h: int, text: int) -> Weights:
-    """GOT-OCR 2: two convolutions up to the text's width, and one layer."""
-    neck = k.number("output_channels", default=256)
-    return (
-        matrix("convolution_1", 9 * neck, 2 * neck),
-        matrix("convolution_2", 9 * 2 * neck, text),
-        linear("projector", text, text),
-    )
-
-
-def git_projector(file: Keys, k: Keys, h: int, text: int) -> Weights:
-    """GIT: one layer and a norm."""
-    return (linear("projector", h, text), norm_extra("projector_norm", "layernorm", text))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from simpar.model.decoder import Decoder, StepNorm, Weights
+from simpar.model.decoder import Decoder, StepNorm
+from simpar.model.family import Weights
 from simpar.model.pieces import matrix, vector
 from simpar.specs.architecture import SublayerSpec
 from simpar.specs.mixers import BranchSpec, CustomSpec, ExpertsSpec, FeedForwardSpec, IndexerSpec, WeightSpec
@@ -28,8 +29,8 @@ class MiniMaxM3(Decoder):
         r = self.sparse
         block = r.number("sparse_block_size", "index_block_size")
         blocks = r.number("sparse_topk_blocks", "index_topk_blocks")  # the local block is always one of them
-        r.get("sparse_local_block", "index_local_blocks", "sparse_disable_index_value", "use_sparse_attention")
-        r.get("sparse_init_block", "sparse_score_type")
+        r.get("sparse_local_block", "index_local_blocks", "sparse_disable_index_value", "use_sparse_attention", "sparse_init_block",
+              "sparse_score_type")  # fmt: skip
         index = IndexerSpec(
             num_heads=r.number("sparse_num_index_heads", "index_n_heads"),
             head_dim=r.number("sparse_index_dim", "index_head_dim"),
@@ -38,15 +39,11 @@ class MiniMaxM3(Decoder):
         )
         return {**fields, "indexer": index}
 
-    def shared_width(self, width: int) -> int:
-        return int(self.k.get("shared_intermediate_size", default=width) * self.k.get("n_shared_experts", default=1))
-
 
 class DeepseekV4(Decoder):
     """One key head that is also the value, compressed keys per layer, four residual streams, experts everywhere."""
 
     streams = "hc_mult"
-    settled: ClassVar[tuple[str, ...]] = ("mlp_layer_types",)
     ratios: ClassVar = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
 
     def layer_types(self) -> list[str]:
@@ -63,10 +60,6 @@ class DeepseekV4(Decoder):
 
     def is_expert_layer(self, i: int) -> bool:
         return True
-
-    def shared_width(self, width: int) -> int:
-        """One shared expert, whatever `n_shared_experts` says."""
-        return width
 
     def expert_width(self) -> int:
         width, other = super().expert_width(), self.k.config.get("intermediate_size")
@@ -113,12 +106,6 @@ class DeepseekV4(Decoder):
             ),
         )  # fmt: skip
 
-    def layer_extra(self, i: int) -> Weights:
-        return hyper_connections(self)
-
-    def stack_extra(self) -> tuple[WeightSpec, ...]:
-        return hyper_head(self)
-
 
 def compressor(name: str, hidden: int, width: int, key: int, rate: int) -> list[WeightSpec]:
     """Keys pooled over `rate` tokens: values, softmax gates, positions within the block, a norm."""
@@ -156,12 +143,6 @@ class HyV4(Decoder):
 
     def owns_index(self, i: int) -> bool:
         return super().owns_index(i) if self.k.listed("indexer_types") else i == 0 or i % 4 == 1
-
-    def layer_extra(self, i: int) -> Weights:
-        return hyper_connections(self, mixes=False)
-
-    def stack_extra(self) -> tuple[WeightSpec, ...]:
-        return hyper_head(self)
 
 
 class Longcat(Decoder):
@@ -230,6 +211,3 @@ class Dots3Note(Decoder):
     def latent_fields(self, i: int) -> dict[str, Any]:
         fields = super().latent_fields(i)
         return {**fields, "extra": (vector("rope_norm", fields["qk_rope_head_dim"]),)}
-
-    def shared_width(self, width: int) -> int:
-        return int(self.k.get("shared_experts_intermediate_size", default=width) * self.k.get("n_shared_experts", default=1))

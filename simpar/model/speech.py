@@ -14,22 +14,34 @@ class Wav2Vec2:
     """Convolutions over the waveform, a grouped convolution for positions, BERT's layers, a head for CTC (also HuBERT)."""
 
     norm_of_convolutions = "group"
+    kind = "audio"
+    final_norm = True
+    words = 32
+    """Of the vocabulary, where the file does not say."""
 
     def __init__(self, keys: Keys, family: Family) -> None:
-        self.k = keys
+        self.file = self.k = keys
 
     def architecture(self) -> ArchitectureSpec:
         k = self.k
-        h, heads = k.size("hidden_size"), k.number("num_attention_heads")
+        h, depth = k.size("hidden_size") if k is self.file else k.number("hidden_size"), k.number("num_hidden_layers")
+        stack = uniform(
+            self.kind, self.layer(h), depth, name="audio", hidden_size=h, norm="layernorm",
+            final_norm=self.final_norm,
+            extra=(*self.stem(h), *self.adapter(h), linear("head_ctc", h, self.file.number("vocab_size", default=self.words))),
+        )  # fmt: skip
+        return ArchitectureSpec(head=False, stacks=(stack,))
+
+    def layer(self, h: int) -> LayerSpec:
+        k, heads = self.k, self.k.number("num_attention_heads")
         mlp = FeedForwardSpec(width=k.number("intermediate_size"), gated=False, bias=True, activation="gelu")
         norm = "pre" if k.get("do_stable_layer_norm", default=False) else "post"
         steps = in_turn(encoder_attention(heads, h, position="absolute"), mlp, norm=norm)
-        layer = LayerSpec(sublayers=steps, extra=self.gates(h // heads, heads))
-        stack = uniform(
-            "audio", layer, k.number("num_hidden_layers"), name="audio", hidden_size=h, norm="layernorm",
-            extra=(*self.stem(h), linear("head_ctc", h, k.number("vocab_size", default=32))),
-        )  # fmt: skip
-        return ArchitectureSpec(head=False, stacks=(stack,))
+        return LayerSpec(sublayers=steps, extra=self.gates(h // heads, heads))
+
+    def adapter(self, h: int) -> Weights:
+        """What shortens the frames that leave the encoder."""
+        return ()
 
     def gates(self, head_dim: int, heads: int) -> Weights:
         """What a layer holds beside attention and feed-forward."""
@@ -45,10 +57,6 @@ class Wav2Vec2:
         """Convolutions (with a norm after the first, or after each), a projection, positions, the masked frame."""
         k = self.k
         widths, taps = k.get("conv_dim", default=[512] * 7), k.get("conv_kernel", default=[10, 3, 3, 3, 3, 2, 2])
-        k.get("conv_stride", "num_feat_extract_layers", "feat_extract_norm")
-        k.get("adapter_kernel_size", "adapter_stride", "num_adapter_layers", "adapter_attn_dim", "tdnn_dim")
-        k.get("codevector_dim", "num_codevector_groups", "num_codevectors_per_group", "proj_codevector_dim", "num_negatives")
-        k.get("tdnn_dilation", "xvector_output_dim", "num_ctc_classes", "max_bucket_distance")
         bias, each = (
             bool(k.get("conv_bias", default=False)),
             k.get("feat_extract_norm", default=self.norm_of_convolutions) == "layer",
@@ -102,7 +110,7 @@ def gated_convolution(h: int, taps: int, *, bias: bool) -> Weights:
 class Wav2Vec2Conformer(Wav2Vec2):
     """wav2vec 2.0's convolutions under a Conformer's layers."""
 
-    final_norm = True
+    kind = "conformer"
 
     def place(self, h: int) -> Weights:
         """What attention holds for its positions."""
@@ -115,18 +123,13 @@ class Wav2Vec2Conformer(Wav2Vec2):
                 return (vector("distances", rows * (h // heads)),)
         return ()
 
-    def architecture(self) -> ArchitectureSpec:
-        k, h = self.k, self.k.size("hidden_size")
-        k.get("use_intermediate_ffn_before_adapter")
+    def layer(self, h: int) -> LayerSpec:
+        k = self.k
         attention = encoder_attention(k.number("num_attention_heads"), h, position="relative", extra=self.place(h))
         mlp = FeedForwardSpec(width=k.number("intermediate_size"), gated=False, bias=True)
-        inside = gated_convolution(h, k.number("conv_depthwise_kernel_size", default=31), bias=False)
-        stack = uniform(
-            "conformer", conformer_layer(h, attention, mlp, inside), k.number("num_hidden_layers"), name="audio", hidden_size=h,
-            norm="layernorm", final_norm=self.final_norm,
-            extra=(*self.stem(h), *self.adapter(h), linear("head_ctc", h, k.number("vocab_size", default=32))),
-        )  # fmt: skip
-        return ArchitectureSpec(head=False, stacks=(stack,))
+        return conformer_layer(
+            h, attention, mlp, gated_convolution(h, k.number("conv_depthwise_kernel_size", default=31), bias=False)
+        )
 
     def adapter(self, h: int) -> Weights:
         """Strided convolutions that shorten what leaves the encoder; only such as keep its width are read."""
@@ -153,8 +156,6 @@ class Wav2Vec2Bert(Wav2Vec2Conformer):
 
     def stem(self, h: int) -> Weights:
         k = self.k
-        k.get("tdnn_dim", "tdnn_dilation", "xvector_output_dim", "codevector_dim", "num_codevector_groups")
-        k.get("num_codevectors_per_group", "num_negatives", "proj_codevector_dim")
         bins = k.number("feature_projection_input_dim", default=160)
         masks = k.get("mask_time_prob", default=0.05) or k.get("mask_feature_prob", default=0.0)
         masked = (vector("masked_frame", h),) if masks else ()
@@ -170,10 +171,12 @@ class Wav2Vec2Bert(Wav2Vec2Conformer):
         )  # fmt: skip
 
 
-class Conformer:
+class Conformer(Wav2Vec2):
     """Feed-forward, attention with relative positions, convolution, feed-forward (Gulati et al. 2020, arXiv 2005.08100), with a
     subsampling stem (Fast Conformer) and a head for CTC.
     """
+
+    kind, final_norm, words = "conformer", False, 1025
 
     def __init__(self, keys: Keys, family: Family) -> None:
         self.file = keys
@@ -198,15 +201,6 @@ class Conformer:
         taken = depthwise("depthwise", taps, c, bias=True, copies=halved - 1)
         return (*down, taken, linear("subsampled", c * (bins >> halved), h))
 
-    def architecture(self) -> ArchitectureSpec:
-        k, h = self.k, self.k.number("hidden_size")
-        depth, words = k.number("num_hidden_layers"), self.file.number("vocab_size", default=1025)
-        stack = uniform(
-            "conformer", self.layer(h), depth, name="audio", hidden_size=h, norm="layernorm", final_norm=False,
-            extra=(*self.stem(h), linear("head_ctc", h, words)),
-        )  # fmt: skip
-        return ArchitectureSpec(head=False, stacks=(stack,))
-
 
 def phi4_audio(file: Keys, k: Keys, text: int) -> StackSpec:
     """Phi-4-multimodal's Conformer: gated feed-forwards, convolutions behind a gated pointwise one, a bias of the distance that all
@@ -214,7 +208,6 @@ def phi4_audio(file: Keys, k: Keys, text: int) -> StackSpec:
     h, heads, wide = k.number("hidden_size"), k.number("num_attention_heads"), k.number("intermediate_size")
     c, out, inner = k.number("nemo_conv_channels"), k.number("ext_pw_out_channel"), k.number("depthwise_separable_out_channel")
     bins, halved = k.number("input_size"), k.number("time_reduction").bit_length() - 1
-    k.get("feature_layer", "left_chunk", "chunk_size", "conv_glu_type", "ext_pw_kernel_size")
     last = -(-bins // 2**halved)  # of the spectrogram's bins, halved by every convolution and rounded up
     k.meet("nemo_final_size", k.get("nemo_final_size", default=last), last, "input_size / time_reduction")
     fanned = h * k.number("depthwise_multiplier", default=1)
@@ -236,16 +229,11 @@ def phi4_audio(file: Keys, k: Keys, text: int) -> StackSpec:
 def gemma4_audio(file: Keys, k: Keys, text: int) -> StackSpec:
     """Gemma 4's Conformer with two matrices behind it."""
     out = k.number("output_proj_dims", default=1536)
-    k.get("attention_chunk_size", "attention_context_right", "attention_invalid_logits_value", "attention_logit_cap")
-    k.get("residual_weight", "use_clipped_linears")
     return _gemma_audio(k, (linear("output", k.number("hidden_size"), out), matrix("projector", out, text)))
 
 
 def gemma3n_audio(file: Keys, k: Keys, text: int) -> StackSpec:
     """The same Conformer in Gemma 3n, behind it a table of hard words, norms and one matrix."""
-    k.get("conf_attention_context_right", "conf_attention_logit_cap", "conf_reduction_factor")
-    k.get("conf_residual_weight", "sscp_conv_stride_size", "vocab_offset")
-    k.get("sscp_conv_kernel_size", "conf_positional_bias_size")
     return _gemma_audio(k, gemma3n_embedder(file, k, k.number("hidden_size"), text))
 
 

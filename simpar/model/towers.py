@@ -7,14 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from simpar.model import projectors
 from simpar.model.config_keys import Keys
 from simpar.model.pieces import deal, encoder_attention, in_turn, linear, norm_extra, uniform, vector
-from simpar.model.projectors import Extra, Projector
-from simpar.model.remote import REMOTE_PROJECTORS
-from simpar.model.sam import git_projector, got_ocr, sam_stack
+from simpar.model.projectors import QWEN3, QWEN25, Weights, mlp2
+from simpar.model.sam import sam_stack
 from simpar.specs.architecture import LayerSpec, StackSpec
-from simpar.specs.mixers import CustomSpec, ExpertsSpec, FeedForwardSpec, NormKind, WeightSpec
+from simpar.specs.mixers import CustomSpec, ExpertsSpec, FeedForwardSpec, NormKind
+
+Extra = Callable[[Keys, int], Weights]
+"""Weights around an encoder's layers, of (its keys, its width)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,6 @@ class Tower:
     width: str = ""
     """Key of the feed-forward's width where it is not the usual one."""
     extra: Extra | None = None
-    projector: Projector | None = None
-    """Weights between tower and text, of (whole file, tower's keys, tower's width, text's width)."""
 
 
 def vision_stack(k: Keys, t: Tower) -> StackSpec:
@@ -122,7 +121,7 @@ STRIDES = {"step3p5_vision": 4}
 """By how many patches the projector's convolutions step, where no key says it."""
 
 
-def _stem(k: Keys, t: Tower, h: int) -> tuple[WeightSpec, ...]:
+def _stem(k: Keys, t: Tower, h: int) -> Weights:
     """Patches to channels, positions, class tokens."""
     patch = k.get("patch_size", "encoder_patch_size", default=14)
     patch = int(patch[0] if isinstance(patch, list) else patch)
@@ -146,13 +145,9 @@ def mllama_stack(k: Keys) -> StackSpec:
     base = vision_stack(k, TOWERS["mllama_vision_model"])
     local = base.layers["vision"]
     count, wide = k.number("num_hidden_layers"), k.number("num_global_layers")
-    k.get("intermediate_layers_indices", "vision_output_dim", "supported_aspect_ratios")
     layers = {"local": local, "global": LayerSpec(sublayers=local.sublayers, extra=(vector("gates", 2),))}
     tiles = base.input_tokens * k.number("max_num_tiles")
     return base.model_copy(update={"layers": layers, "pattern": (f"local*{count}", f"global*{wide}"), "input_tokens": tiles})
-
-
-QWEN3 = Tower(temporal=True, positions="num_position_embeddings", final_norm=False, projector=projectors.qwen3_vl)
 
 
 def dots_stack(k: Keys) -> StackSpec:
@@ -164,7 +159,6 @@ def dots_stack(k: Keys) -> StackSpec:
     if routed or kinds is None:
         kinds = ["sparse" if number > 0 else "dense" for number in routed]
         sizes = {str(i): {"num_local_experts": number} for i, number in enumerate(routed)}
-    k.get("adapter_in_dim", "adapter_merge_size", "adapter_out_dim")
     every: list[LayerSpec] = []
     for i in range(k.number("num_hidden_layers")):
         feed = dense
@@ -186,7 +180,6 @@ MOBILENETS = {"mobilenetv5_300m_enc": 294_126_912}
 def mobilenet_stack(k: Keys) -> StackSpec:
     """An encoder of convolutions: its weights as one; their work is not known, as each meets another number of positions."""
     name = str(k.get("architecture", default=""))
-    k.get("label_names", "num_classes")
     if name not in MOBILENETS:
         k.unknown.append(("architecture", name, f"an encoder that is not known; known are {', '.join(MOBILENETS)}"))
     k.note(f"{k.path}architecture = {name}: its weights are counted, the work of its convolutions is not")
@@ -197,40 +190,55 @@ def mobilenet_stack(k: Keys) -> StackSpec:
     )
 
 
+def siglip_head(k: Keys, h: int) -> Weights:
+    """Attention pooling: a probe, an attention, a norm and a feed-forward."""
+    if not k.get("vision_use_head", default=True):
+        return ()
+    return (
+        vector("head_probe", h), linear("head_attention", h, h, copies=4), norm_extra("head_norm", "layernorm", h),
+        *mlp2("head", h, k.number("intermediate_size"), h),
+    )  # fmt: skip
+
+
+def mask_token(k: Keys, h: int, default: bool = False) -> Weights:
+    return (vector("mask_token", h),) if k.get("use_mask_token", default=default) else ()
+
+
+def further_tokens(k: Keys, h: int, registers: int = 4) -> Weights:
+    """Mask and register tokens."""
+    return (vector("further_tokens", (1 + k.get("num_register_tokens", default=registers)) * h),)
+
+
+def patch_norm(k: Keys, h: int) -> Weights:
+    """A norm on the patches (Ovis 2)."""
+    return (norm_extra("patch_norm", "rmsnorm", h),)
+
+
+def muse_positions(k: Keys, h: int) -> Weights:
+    """A grid of positions for the largest image."""
+    return (vector("positions", k.number("pos_emb_height") * k.number("pos_emb_width") * h),)
+
+
+def kimi_positions(k: Keys, h: int) -> Weights:
+    """A grid of positions that is interpolated to the image's."""
+    high, wide = (k.number(f"init_pos_emb_{side}", f"pos_emb_{side}", default=64) for side in ("height", "width"))
+    return (vector("positions", high * wide * h),)
+
+
+def mllama_tiles(k: Keys, h: int) -> Weights:
+    """Embeddings of every aspect ratio before and after, gated; the global layers' gates."""
+    tiles, ratios = k.number("max_num_tiles"), len(k.get("supported_aspect_ratios", default=[])) + 1
+    patches = (k.number("image_size") // k.number("patch_size")) ** 2 + 1
+    norms = norm_extra("pre_norm", "layernorm", h)
+    return (vector("tile_positions", ratios * tiles * (patches + 2) * h + 3), norms)
+
+
 WHOLE: dict[str, Callable[[Keys], StackSpec]] = {
     "mllama_vision_model": mllama_stack, "dots3_note_vision_encoder": dots_stack, "got_ocr2_vision": sam_stack,
     "gemma3n_vision": mobilenet_stack,
 }  # fmt: skip
 """Vision encoders with layers of several kinds."""
-SIGLIP = Tower(extra=projectors.siglip_head)
-CLIP = Tower(patch_bias=False, tokens=1, pre_norm=True, final_norm=True)
-BY_PARENT: dict[str, Projector] = {
-    **REMOTE_PROJECTORS,
-    **dict.fromkeys(("llava", "video_llava"), projectors.llava),
-    "vipllava": projectors.vipllava,
-    "paddleocr_vl": projectors.paddle_ocr,
-    **dict.fromkeys(("minicpmv4_6", "minicpmv4_7"), projectors.minicpm_v),
-    "hyperclovax_vision_v2": projectors.hyperclovax,
-    "ovis2": projectors.ovis2,
-    "aria": projectors.aria,
-    "idefics2": projectors.perceiver,
-    "molmo2": projectors.molmo2,
-    **dict.fromkeys(("deepseek_vl", "video_llama_3"), projectors.aligner),
-    **dict.fromkeys(("muse_glimmer", "muse_spark"), projectors.muse),
-    **dict.fromkeys(("llava_next", "llava_onevision", "llava_next_video"), projectors.llava_newline),
-    **dict.fromkeys(("idefics3", "smolvlm", "modernvbert"), projectors.idefics3),
-    "ultravbert": projectors.ultravbert,
-    "cohere2_vision": projectors.cohere2_vision,
-    "aya_vision": projectors.aya_vision,
-    **dict.fromkeys(("gemma3", "shieldgemma2"), projectors.gemma3),
-    **dict.fromkeys(("internvl", "internvl_chat", "qianfan_ocr"), projectors.internvl),
-    **dict.fromkeys(("mistral3", "lighton_ocr", "mistral_large4"), projectors.mistral3),
-    **dict.fromkeys(("lfm2_vl",), projectors.pixel_unshuffle),
-    "git": git_projector,
-    "paligemma": projectors.projection_dim,
-    "gemma4": projectors.one,
-}
-"""Projectors that belong to the whole model rather than to its vision encoder."""
+CLIP = Tower(patch_bias=False, tokens=1, pre_norm=True)
 TYPE_OF_PARENT: dict[str, str] = {
     "kimi_k25": "kimi_k25_vision", "kimi_vl": "kimi_k25_vision", "kimi_k3": "kimi_k3_vision", "step3p7": "step3p5_vision",
     "llama4": "llama4_vision_model", "mllama": "mllama_vision_model",
@@ -241,73 +249,50 @@ TYPE_OF_PARENT: dict[str, str] = {
 """A vision encoder's type where its own object does not say it."""
 
 TOWERS: dict[str, Tower] = {
+    **dict.fromkeys(QWEN3, Tower(temporal=True, positions="num_position_embeddings", final_norm=False)),
     **dict.fromkeys(
-        ("qwen3_vl", "qwen3_vl_vision", "qwen3_vl_moe", "qwen3_vl_moe_vision", "qwen3_5", "qwen3_5_vision", "qwen3_5_moe",
-         "qwen3_5_moe_vision", "qwen4_exp_vision", "qwen3_omni_moe_vision_encoder", "cohere_compass_vision"),
-        QWEN3,
-    ),
-    "qwen2_vl_vision": Tower(
-        embed_dim=True, temporal=True, positions="none", patch_bias=False, final_norm=False, projector=projectors.qwen2_vl
-    ),
-    **dict.fromkeys(
-        ("qwen2_5_vl", "qwen2_5_vl_vision", "qwen2_5_omni_vision_encoder", "exaone4_5_vision"),
-        Tower(norm="rmsnorm", temporal=True, positions="none", patch_bias=False, gated=True, final_norm=False,
-        projector=projectors.qwen25_vl),
-    ),
+        QWEN25, Tower(norm="rmsnorm", temporal=True, positions="none", patch_bias=False, gated=True, final_norm=False)),
     **dict.fromkeys(
         ("glm_ocr_vision", "glm5_next_vision"),
-        Tower(norm="rmsnorm", mlp_bias=None, gated=True, qk_norm="head", temporal=True, positions="none",
-        projector=projectors.glm_narrow),
-    ),
-    "dots3_note_vision_encoder": Tower(
-        norm="rmsnorm", bias=False, mlp_bias=False, gated=True, qk_norm="head", positions="none", extra=projectors.embedding_norm,
-        projector=projectors.dots,
-    ),
-    "ernie4_5_vl_moe_vision": Tower(positions="none", patch_bias=False, projector=projectors.ernie_vl),
-    "ovis2_vision": Tower(norm="rmsnorm", bias=False, o_bias="qkv", mlp_bias=False, gated=True, extra=projectors.embedding_norm),
-    "paddleocr_vl_vision": Tower(), "minicpmv4_6_vision": Tower(), "minicpmv4_7_vision": Tower(), "idefics2_vision": Tower(),
-    "video_llama_3_vision": Tower(positions="none"), "molmo2_vision": Tower(positions="num_position_embeddings", final_norm=False),
-    "qianfan_ocr_vision": Tower(o_bias=True, tokens=1, layer_scale=True, final_norm=False, extra=projectors.mask_token),
+        Tower(norm="rmsnorm", mlp_bias=None, gated=True, qk_norm="head", temporal=True, positions="none")),
+    **dict.fromkeys(
+        ("paddleocr_vl_vision", "minicpmv4_6_vision", "minicpmv4_7_vision", "idefics2_vision", "siglip2_navit", "minicpmv_vision",
+         "idefics3_vision", "smolvlm_vision", "got_ocr2_vision", "gemma3n_vision"),
+        Tower()),
+    **dict.fromkeys(("siglip_vision_model", "deepseek_vl_v2_vision", "phi4_multimodal_vision"), Tower(extra=siglip_head)),
+    **dict.fromkeys(("clip_vision_model", "git_vision_model"), CLIP), "molmo_vision": replace(CLIP, final_norm=False),
     **dict.fromkeys(
         ("muse_glimmer_vision", "muse_spark_vision"),
-        Tower(temporal=True, patch_bias=False, positions="none", pre_norm=True, extra=projectors.muse_positions),
-    ),
-    "phi4_multimodal_vision": Tower(extra=projectors.siglip_head, projector=projectors.phi4),
-    "siglip_vision_model": SIGLIP, "deepseek_vl_v2_vision": SIGLIP, "siglip2_navit": Tower(), "minicpmv_vision": Tower(),
-    "idefics3_vision": Tower(), "smolvlm_vision": Tower(),
-    "siglip2_vision_model": Tower(positions="num_patches", extra=projectors.siglip_head),
-    "got_ocr2_vision": Tower(projector=got_ocr), "gemma3n_vision": Tower(projector=projectors.gemma3n_embedder),
-    **dict.fromkeys(("clip_vision_model", "git_vision_model"), CLIP), "molmo_vision": replace(CLIP, final_norm=False),
-    "kimi_k25_vision": Tower(positions="none", extra=projectors.kimi_positions, projector=projectors.kimi),
+        Tower(temporal=True, patch_bias=False, positions="none", pre_norm=True, extra=muse_positions)),
+    "qwen2_vl_vision": Tower(embed_dim=True, temporal=True, positions="none", patch_bias=False, final_norm=False),
+    "dots3_note_vision_encoder": Tower(
+        norm="rmsnorm", bias=False, mlp_bias=False, gated=True, qk_norm="head", positions="none", extra=patch_norm),
+    "ernie4_5_vl_moe_vision": Tower(positions="none", patch_bias=False),
+    "ovis2_vision": Tower(norm="rmsnorm", bias=False, o_bias="qkv", mlp_bias=False, gated=True, extra=patch_norm),
+    "video_llama_3_vision": Tower(positions="none"), "molmo2_vision": Tower(positions="num_position_embeddings", final_norm=False),
+    "qianfan_ocr_vision": Tower(o_bias=True, tokens=1, layer_scale=True, final_norm=False, extra=mask_token),
+    "siglip2_vision_model": Tower(positions="num_patches", extra=siglip_head),
+    "kimi_k25_vision": Tower(positions="none", extra=kimi_positions),
     "kimi_k3_vision": Tower(
-        norm="rmsnorm", bias=False, mlp_bias=False, patch_bias=False, positions="none", extra=projectors.kimi_positions,
-        projector=projectors.kimi
-    ),
+        norm="rmsnorm", bias=False, mlp_bias=False, patch_bias=False, positions="none", extra=kimi_positions),
     "gemma4_vision": Tower(
         norm="rmsnorm", bias=False, mlp_bias=False, gated=True, qk_norm="head", patch_bias=False, positions="none",
-        layer="sandwich",
-        final_norm=False, extra=projectors.gemma4_positions, projector=projectors.one,
-    ),
-    "step3p5_vision": Tower(
-        patch_bias=False, positions="grid", pre_norm=True, final_norm=False, layer_scale=True, width="mlp_ratio",
-        projector=projectors.step3
-    ),
-    "internvl_vision": Tower(bias=False, o_bias=True, tokens=1, layer_scale=True, final_norm=False, extra=projectors.mask_token),
+        layer="sandwich", final_norm=False,
+        extra=lambda k, h: (vector("positions", 2 * k.number("position_embedding_size", default=10240) * h),)),
+    "step3p5_vision": Tower(patch_bias=False, pre_norm=True, final_norm=False, layer_scale=True, width="mlp_ratio"),
+    "internvl_vision": Tower(bias=False, o_bias=True, tokens=1, layer_scale=True, final_norm=False, extra=mask_token),
     "pixtral": Tower(
         norm="rmsnorm", bias=False, mlp_bias=False, gated=True, patch_bias=False, positions="none", pre_norm=True, final_norm=False,
-        square=True,
-    ),
-    "llama4_vision_model": Tower(patch_bias=False, tokens=1, pre_norm=True, final_norm=True, projector=projectors.llama4),
-    "minimax_m3_vl_vision": Tower(
-        temporal=True, patch_bias=False, positions="none", pre_norm=True, final_norm=False, projector=projectors.minimax_m3
-    ),
-    "mllama_vision_model": Tower(bias=False, patch_bias=False, positions="grid", tokens=1, extra=projectors.mllama_tiles,
-    projector=projectors.mllama_projector),
+        square=True),
+    "llama4_vision_model": CLIP,
+    "minimax_m3_vl_vision": Tower(temporal=True, patch_bias=False, positions="none", pre_norm=True, final_norm=False),
+    "mllama_vision_model": Tower(bias=False, patch_bias=False, tokens=1, extra=mllama_tiles),
     "glm4v_vision": Tower(
         norm="rmsnorm", bias=False, o_bias=False, mlp_bias=False, gated=True, temporal=True, width="out_hidden_size",
-        extra=projectors.glm4v_norms, projector=projectors.glm4v,
-    ),
-    "dinov3_vit": Tower(k_bias=False, positions="none", tokens=1, layer_scale=True, extra=projectors.registers),
-    "vit": Tower(tokens=1), "deit": Tower(tokens=2), "dinov2": Tower(tokens=1, layer_scale=True, extra=projectors.dino_mask),
+        extra=lambda k, h: (norm_extra("post_convolution_norm", "rmsnorm", h),)),
+    "dinov3_vit": Tower(
+        k_bias=False, positions="none", tokens=1, layer_scale=True, extra=lambda k, h: further_tokens(k, h, registers=0)),
+    "vit": Tower(tokens=1), "deit": Tower(tokens=2),
+    "dinov2": Tower(tokens=1, layer_scale=True, extra=lambda k, h: mask_token(k, h, default=True)),
 }  # fmt: skip
 """Vision encoder's model_type -> what it builds."""

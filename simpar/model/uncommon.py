@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from simpar.model.bert import Bert
-from simpar.model.decoder import Decoder, Weights
-from simpar.model.family import Layout
+from simpar.model.decoder import Decoder
+from simpar.model.family import Weights
 from simpar.model.pieces import in_turn, linear, lookup, matrix, norm_extra, vector
 from simpar.specs.architecture import SublayerSpec
 from simpar.specs.mixers import AttentionSpec, FeedForwardSpec, WeightSpec
@@ -42,11 +42,6 @@ class RocBert(Bert):
 class Xmod(Bert):
     """An adapter for each language in every layer, of which a token meets one."""
 
-    settled: ClassVar[tuple[str, ...]] = ("adapter_reuse_layer_norm", "ln_before_adapter")
-
-    def layout(self, i: int) -> Layout:
-        return "pre" if self.k.get("pre_norm", default=False) else "post"
-
     def final_norm(self) -> bool:
         return self.layout(0) == "pre"
 
@@ -59,52 +54,6 @@ class Xmod(Bert):
         if k.get("adapter_layer_norm", default=False):
             adapters.append(norm_extra("adapter_norm", "layernorm", h))
         return tuple(adapters)
-
-
-class Xlm(Decoder):
-    """XLM and FlauBERT: BERT's layers, a feed-forward four times as wide, embeddings of languages."""
-
-    settled: ClassVar[tuple[str, ...]] = ("sinusoidal_embeddings", "is_encoder", "lang_id", "unk_index", "mask_index", "pre_norm")
-
-    def intermediate(self, i: int) -> int:
-        return 4 * self.hidden
-
-    def further(self) -> Weights:
-        languages = self.k.get("n_langs", default=1)
-        named = languages > 1 and self.k.get("use_lang_emb", default=True)
-        return (lookup("languages", languages, self.hidden),) if named else ()
-
-
-class XlNet(Decoder):
-    """Attention over relative positions, which have a projection of their own (Yang et al. 2019, arXiv 1906.08237)."""
-
-    settled: ClassVar[tuple[str, ...]] = (
-        "d_head", "attn_type", "mem_len", "use_mems_eval", "use_mems_train", "bi_data", "same_length",
-    )  # fmt: skip
-
-    def attention_extra(self, i: int) -> Weights:
-        wide = self.heads * self.head_dim
-        return (matrix("positions", self.hidden, wide, uses=0.0), vector("biases_and_segments", 5 * wide))
-
-    def further(self) -> Weights:
-        return (vector("masked", self.hidden),)
-
-
-class CpmAnt(Decoder):
-    """CPM-Ant: buckets of relative positions shared by all layers, embeddings of segments, rows for prompts."""
-
-    settled: ClassVar[tuple[str, ...]] = ("position_bias_max_distance",)
-
-    def embedding_rows(self) -> int:
-        prompts = self.k.number("prompt_types", default=32) * self.k.number("prompt_length", default=32)
-        return self.vocabulary() + prompts
-
-    def further(self) -> Weights:
-        segments, buckets = self.k.number("segment_types", default=32), self.k.number("position_bias_num_buckets", default=512)
-        return (
-            lookup("segments", segments, self.hidden),
-            lookup("position_bias", segments**2 + buckets, self.heads),
-        )
 
 
 class TrOcr(Decoder):
@@ -138,8 +87,6 @@ class Looped(Decoder):
 class HrmText(Looped):
     """Two stacks run in turns (HRM): `H_cycles` times, the low one `L_cycles` times and the high one once, by the same weights."""
 
-    settled: ClassVar[tuple[str, ...]] = ("L_bp_cycles",)
-
     def __init__(self, keys: Any, family: Any) -> None:
         super().__init__(keys, family)
         cycles, low = keys.number("H_cycles", default=2), keys.number("L_cycles", default=3)
@@ -147,13 +94,6 @@ class HrmText(Looped):
         self.order = [f"{name}_{n}" for _ in range(cycles) for name in (*["low"] * low, "high") for n in range(each)]
         self.num_layers = len(self.order)
         self.types = ["full_attention"] * self.num_layers
-
-    def attention_fields(self, i: int) -> dict[str, Any]:
-        fields = super().attention_fields(i)
-        return {**fields, "gate_bias": fields["q_bias"]}
-
-    def further(self) -> Weights:
-        return (vector("low_start", self.hidden),)
 
 
 class Ouro(Looped):
@@ -165,17 +105,12 @@ class Ouro(Looped):
         self.order = [f"layer_{n}" for n in range(self.num_layers)] * passes
         self.types, self.num_layers = self.types * passes, self.num_layers * passes
 
-    def further(self) -> Weights:
-        return (linear("exit_gate", self.hidden, 1),)
-
 
 class Dory(Looped):
     """nGPT's scaled vectors instead of norms with weights; all but the first and the last layers run `n_recurrent_loops` times.
 
     Files count the attention and the feed-forward of a layer as two.
     """
-
-    settled: ClassVar[tuple[str, ...]] = ("n_recurrent_layers", "recurrent_kv_cache_mode")
 
     def __init__(self, keys: Any, family: Any) -> None:
         super().__init__(keys, family)
@@ -190,22 +125,6 @@ class Dory(Looped):
         self.order = [f"layer_{n}" for n in runs]
         self.num_layers, self.types = len(runs), [kinds[n] for n in runs]
 
-    def attention_extra(self, i: int) -> Weights:
-        return (vector("query_and_gate_scales", 2 * self.heads * self.head_dim),)
-
     def mlp(self, i: int) -> FeedForwardSpec:
         mlp = super().mlp(i)
         return mlp.model_copy(update={"extra": (vector("scales", 2 * mlp.width + 2 * self.hidden),)})
-
-    def further(self) -> Weights:
-        return (vector("logit_scale", self.vocabulary()),)
-
-
-class VoxtralRealtime(Decoder):
-    """Every layer's second norm is scaled by two narrow layers of the delay, once for a sequence."""
-
-    def layer_extra(self, i: int) -> Weights:
-        return (
-            matrix("delay_down", self.hidden, 32, uses=0.0),
-            matrix("delay_up", 32, self.hidden, uses=0.0),
-        )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from simpar.graph.attention_kernels import score_parts
+from simpar.graph.differentiate import needs_input_gradient
 from simpar.graph.kernel_types import HALF, Kernel
 from simpar.graph.kernels import product_of
 from simpar.graph.shard import Stretch
@@ -324,7 +325,7 @@ class _Order:
             size = local.shards.local(local.axes(node.inputs[0]), local.layout(node)) * self.plan.element
         elif passes or not size:
             size = self._width(kernel)
-        self._ask(mine, size if local.needs_input_gradient(node) else 0.0)
+        self._ask(mine, size if needs_input_gradient(local.layer, node) else 0.0)
         if product and late is None:
             own = [f"{node.name}.weight", f"{node.name}.sum"]
             for name in own[: min(self.plan.loss.pieces, 2) if local.is_logits(node) else 1]:

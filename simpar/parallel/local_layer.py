@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.graph.attention_kernels import in_fp32, score_parts
-from simpar.graph.differentiate import kept, needs_input_gradient
+from simpar.graph.differentiate import kept
 from simpar.graph.kernel_types import Kept, Kernel
 from simpar.graph.kernels import kernels, product_of
 from simpar.graph.ledger import attended, node_flops
@@ -18,7 +18,7 @@ from simpar.graph.rematerialise import Cut, Recompute, cut, staying
 from simpar.graph.shard import Layout, Shards
 from simpar.graph.types import Attention, Convolution, Custom, Einsum, Layer, Loss, Node, Norm, Scan
 from simpar.parallel.adapters import pairs_of
-from simpar.parallel.split_options import SplitOptions
+from simpar.parallel.split_options import SplitOptions, WeightGradients
 from simpar.parallel.work import AttentionWork, Direction, Gemm, GroupedGemm, KernelWork, MemoryWork, OpList, fused
 
 SOFTMAX_BATCHES: Final = 4
@@ -73,10 +73,6 @@ class LocalLayer:
         """The layout in which a node works."""
         return self.shards.layouts.of_node[node.name]
 
-    def grouped(self, node: Node) -> str:
-        """The axis that groups a product's rows by expert; "" = none."""
-        return self.layer.grouping(node)
-
     # -- work of one node ----------------------------------------------------------------------------------------------
 
     def product(self, node: Product, direction: Direction) -> Gemm | GroupedGemm:
@@ -102,22 +98,16 @@ class LocalLayer:
             out, layout = self.axes(node.outputs[0]), self.layout(node)
             second = self.axes(node.weight) if node.weight else self.axes(node.inputs[1])
             rows = tuple(a for a in out if a not in second or (not node.weight and a in self.axes(node.inputs[0])))
-            group = self.grouped(node)
-            n = self._extent(tuple(a for a in out if a not in rows))
-            k = self._extent(tuple(a for a in second if a not in out and a != group))
+            group = self.layer.grouping(node)
+            n = self.shards.product((a for a in out if a not in rows), "tensor")
+            k = self.shards.product((a for a in second if a not in out and a != group), "tensor")
             m = self.shards.local(rows, layout) / (self.options.spare_rows if group else 1.0)
             found = self._products[node.name] = (group, m, n, k)
         return found
 
-    def _extent(self, axes: tuple[str, ...]) -> float:
-        found = 1.0
-        for axis in axes:
-            found *= self.shards.extent(axis, "tensor")
-        return found
-
     def _pad(self, node: Node, product: Gemm | GroupedGemm, ops: OpList) -> None:
         """Put the kernel that writes a row for every expert, all but one zeros, where one product is over all experts."""
-        if self.options.dense_experts and self.grouped(node) and isinstance(product, Gemm):
+        if self.options.dense_experts and self.layer.grouping(node) and isinstance(product, Gemm):
             wide = product.n if product.direction == "dgrad" else product.k
             suffix = "" if product.direction == "forward" else ".backward"
             ops.compute(f"{node.name}.pad{suffix}", self._moving("copy", self.element * product.m * wide))
@@ -129,7 +119,7 @@ class LocalLayer:
     def launches(self, kernel: Kernel) -> int:
         """Kernels of one product: expert matmuls run one after the other over streams (TransformerEngine GroupedLinear), and
         fp8 casts the input in both layouts first."""
-        group = self.grouped(kernel.node)
+        group = self.layer.grouping(kernel.node)
         if not group or self.options.dense_experts:
             return kernel.launches
         return max(round(self.shards.extent(group, "expert")), 1) * (3 if self.options.narrow_experts else 1)
@@ -137,7 +127,7 @@ class LocalLayer:
     def elementary_launches(self, kernel: Kernel, *, backward: bool) -> int:
         """Kernels of a memory-bound node in one direction; some run once more for every expert of the rank."""
         count, each = kernel.launches * (2 if backward else 1), kernel.each_group[backward]
-        group = self.grouped(self.layer.producer[kernel.node.inputs[0]]) if each else ""
+        group = self.layer.grouping(self.layer.producer[kernel.node.inputs[0]]) if each else ""
         return count + each * max(round(self.shards.extent(group, "expert")), 1) if group else count
 
     def attention(self, node: Attention, *, backward: bool) -> AttentionWork:
@@ -268,25 +258,21 @@ class LocalLayer:
 
     def weight_gradient(self, node: Product) -> float:
         """Bytes of the tensor that holds (or stands for) the weight gradient of a matmul: as wide as activations."""
-        kind = self.options.grouped_weight_gradients if self.grouped(node) else self.options.weight_gradients
+        kind = self._weight_gradients(node)
         if kind == "none" or (kind == "shapes" and not (isinstance(node, Einsum) and node.wide)):
             return 0.0
         return self.shards.weights(node) * self.element
 
+    def _weight_gradients(self, node: Node) -> WeightGradients:
+        return self.options.grouped_weight_gradients if self.layer.grouping(node) else self.options.weight_gradients
+
     def weight_shapes(self) -> dict[tuple[int, int], float]:
         """(rows, columns) -> bytes of the placeholders that are kept for this layer's weight gradients."""
         found: dict[tuple[int, int], float] = {}
-        for node in self.layer.nodes:
-            if (
-                not isinstance(node, Einsum)
-                or node.wide
-                or not node.weight
-                or self.options.frozen
-                or node.name in self.options.borrowed
-            ):
+        for node in () if self.options.frozen else self.layer.nodes:
+            if not isinstance(node, Einsum) or not node.weight or node.wide or node.name in self.options.borrowed:
                 continue
-            kind = self.options.grouped_weight_gradients if self.grouped(node) else self.options.weight_gradients
-            if kind == "shapes":
+            if self._weight_gradients(node) == "shapes":
                 work = self.product(node, "forward")
                 found[work.n, work.k] = self.element * work.n * work.k
         return found
@@ -306,16 +292,11 @@ class LocalLayer:
             node = kernel.node
             if product_of(kernel):
                 wide = isinstance(node, Einsum) and node.wide
-                element = (
-                    self.options.kernels.element if wide or not self.options.narrow else self.options.kernels.linear_input_bytes
-                )
+                plan, narrow = self.options.kernels, self.options.narrow and not wide
+                element = plan.linear_input_bytes if narrow else plan.element
                 out = self.shards.local(self.axes(node.outputs[0]), self.layout(node))
                 stays += out * element + sum(tensors.pop(t.name, 0.0) for t in kernel.keeps[:1])
         return stays
-
-    def needs_input_gradient(self, node: Node) -> bool:
-        """Whether the gradient of what `node` reads is computed."""
-        return needs_input_gradient(self.layer, node)
 
 
 @lru_cache(maxsize=4096)

@@ -7,7 +7,7 @@ that reads it. Overlap says which ops run beside which: it never leaves work out
 from __future__ import annotations
 
 from simpar.graph.casts import QUANTIZE, cast_inputs, casts
-from simpar.graph.differentiate import needs_weight_gradient
+from simpar.graph.differentiate import needs_input_gradient, needs_weight_gradient
 from simpar.graph.kernel_types import Kernel
 from simpar.graph.kernels import product_of
 from simpar.graph.shard import Stretch
@@ -40,7 +40,7 @@ class Lists(LocalLayer):
             wanted = only is None or node.name in only
             stretch = self.entry.get(position)
             if stretch is not None and self._gathers(stretch, only):
-                amount = self._stretch_bytes(stretch) * self._share(stretch)
+                amount = self._local_bytes(*stretch.gathered) * self._share(stretch)
                 self._gather(f"{stretch.name}_in", amount, ops, repeat=self._columns(node))
                 self._laid_out(f"{stretch.name}_in.layout", self._columns(node) * amount, ops)
             if not wanted:
@@ -51,12 +51,12 @@ class Lists(LocalLayer):
             leaving = self.exit.get(position) if only is None or self.cut.reduces else None
             chunked = leaving is not None and self.degrees.overlap_tp and isinstance(node, Einsum)
             if leaving is not None and chunked:
-                self._early(f"{leaving.name}_out", self._whole_bytes(leaving.reduced), ops)
+                self._early(f"{leaving.name}_out", self._local_bytes(leaving.reduced), ops)
             if node.name in self.kernel:
                 # A whole layer keeps no scales.
                 self._compute(self.kernel[node.name], ops, again=only is not None and not self.options.recompute.full)
             if leaving is not None:
-                amount = self._whole_bytes(leaving.reduced)
+                amount = self._local_bytes(leaving.reduced)
                 self._laid_out(f"{leaving.name}_out.layout", amount, ops)
                 self._reduced(f"{leaving.name}_out", amount, ops, chunked=chunked)
             if isinstance(node, Permute) and not node.back and self._read(node.outputs[0], only):
@@ -108,7 +108,7 @@ class Lists(LocalLayer):
         reads before, one of what it makes after (Megatron-LM core, mamba_context_parallel.py); backward the other way round."""
         node, name = kernel.node, kernel.node.name + (".backward" if backward else "")
         exchanges = isinstance(node, Scan) and self.degrees.cp > 1
-        reads, makes = (self._local_bytes(names) for names in (node.inputs, node.outputs))
+        reads, makes = (self._local_bytes(*names) for names in (node.inputs, node.outputs))
         if exchanges:
             before = makes if backward else reads
             ops.blocking(f"{name}.all_to_all_in", Collective("all_to_all", before, "cp"), "cp")
@@ -118,7 +118,8 @@ class Lists(LocalLayer):
             after = reads if backward else makes
             ops.blocking(f"{name}.all_to_all_out", Collective("all_to_all", after, "cp"), "cp")
 
-    def _local_bytes(self, tensors: tuple[str, ...]) -> float:
+    def _local_bytes(self, *tensors: str) -> float:
+        """Bytes of activations with every position of a context rank."""
         return sum(self.shards.local(self.axes(name), "tensor") for name in tensors) * self.element
 
     def put_parts(self, ops: OpList) -> None:
@@ -167,20 +168,13 @@ class Lists(LocalLayer):
         elements = self.shards.local(self.axes(node.outputs[0] if backward else node.inputs[0]))
         each = made.once + (0.0 if self.options.lora_rank else made.second)
         name = f"{node.name}.cast" + (".backward" if backward else "")
-        ops.compute(name, self._moving(QUANTIZE, elements * each), int(not self.grouped(node)))
+        ops.compute(name, self._moving(QUANTIZE, elements * each), int(not self.layer.grouping(node)))
 
     # -- collectives ---------------------------------------------------------------------------------------------------
 
     @property
     def _reduce(self) -> str:
         return "reduce_scatter" if self.degrees.sequence_parallel else "all_reduce"
-
-    def _whole_bytes(self, *tensors: str) -> float:
-        """Bytes of activations with every position of a context rank."""
-        return self._local_bytes(tensors)
-
-    def _stretch_bytes(self, stretch: Stretch) -> float:
-        return self._whole_bytes(*stretch.gathered)
 
     def _share(self, stretch: Stretch) -> float:
         """Of a gather's bytes: what is cast before it, where all that reads it is narrow."""
@@ -278,7 +272,7 @@ class Lists(LocalLayer):
             leaving = self.exit.get(position)
             if leaving is not None and self.degrees.sequence_parallel:
                 share = self.options.kernels.gather_share if isinstance(node, Einsum) else 1.0
-                amount = share * self._whole_bytes(leaving.reduced)
+                amount = share * self._local_bytes(leaving.reduced)
                 self._gather(f"{leaving.name}_out", amount, ops, overlaps=isinstance(node, Einsum))
                 self._laid_out(f"{leaving.name}_out.layout.backward", amount, ops)
             kernel = self.kernel.get(node.name)
@@ -310,11 +304,11 @@ class Lists(LocalLayer):
         again = self._trained(node) and not self.options.kernels.library.saves_gathered_input
         if entry is not None and self.degrees.sequence_parallel and again:
             # For the weight's gradient: a frozen one has none (Megatron-LM's LinearWithFrozenWeight), adapters keep what they read.
-            work = Collective("all_gather", self._stretch_bytes(entry), "tp", self._columns(node))
+            work = Collective("all_gather", self._local_bytes(*entry.gathered), "tp", self._columns(node))
             regathered = ops.start(f"{entry.name}_in.regather", work, "tp")
         if self.options.kernels.loss.kind == "tiled" and self.is_logits(node):
             ops.compute(f"{node.name}.again", self.product(node, "forward"), self.launches(kernel))
-        if self.needs_input_gradient(node):
+        if needs_input_gradient(self.layer, node):
             product = self._in_pieces(node, self.product(node, "dgrad"))
             self._cast(node.name, product, ops)
             self._pad(node, product, ops)
@@ -324,16 +318,16 @@ class Lists(LocalLayer):
                 ops.compute(f"{node.name}.sum.backward", sums, sums.launches)
             if entry is not None:
                 name = f"{entry.name}_in.{self._reduce}"
-                self._laid_out(f"{entry.name}_in.layout.backward", self._columns(node) * self._stretch_bytes(entry), ops)
+                self._laid_out(f"{entry.name}_in.layout.backward", self._columns(node) * self._local_bytes(*entry.gathered), ops)
                 for number in range(self._columns(node)):
                     name += ".next" if number else ""
-                    reduced = ops.start(name, Collective(self._reduce, self._stretch_bytes(entry), "tp"), "tp")
+                    reduced = ops.start(name, Collective(self._reduce, self._local_bytes(*entry.gathered), "tp"), "tp")
                     if not self.degrees.async_tp:
                         ops.wait(reduced)
         target = ops if weight_ops is None else weight_ops
         if regathered is not None and entry is not None:
             ops.wait(regathered)
-            self._laid_out(f"{entry.name}_in.regather.layout", self._columns(node) * self._stretch_bytes(entry), ops)
+            self._laid_out(f"{entry.name}_in.regather.layout", self._columns(node) * self._local_bytes(*entry.gathered), ops)
         if self._trained(node):
             product = self.product(node, "wgrad")
             self._cast(node.name, product, target)

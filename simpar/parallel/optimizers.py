@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -68,17 +67,13 @@ def matrices(blocks: Iterable[LocalBlock]) -> tuple[Matrix, ...]:
 
 def _of_node(local: LocalLayer, node: Node) -> list[Matrix]:
     """Tables and output projection are left to Adam (Megatron-LM: is_embedding_or_output_parameter)."""
-
     expert = local.layout(node) == "expert"
 
     def size(axes: tuple[str, ...]) -> int:
-        count = 1.0
-        for axis in axes:
-            count *= local.shards.extent(axis, "tensor")
-        return round(count)
+        return round(local.shards.product(axes, "tensor"))
 
     def uncut(axes: tuple[str, ...]) -> int:
-        return math.prod(local.layer.size(axis) for axis in axes)
+        return local.layer.volume(axes)
 
     def made_of(out: tuple[str, ...], inner: tuple[str, ...], count: int = 1) -> Matrix:
         shape, whole = (size(out), size(inner)), (uncut(out), uncut(inner))
@@ -91,7 +86,7 @@ def _of_node(local: LocalLayer, node: Node) -> list[Matrix]:
         return [made_of(axes[-1:], axes[-2:-1], size(axes[:-2])) for axes in shapes]
     if not isinstance(node, Einsum | Convolution) or not node.weight:
         return []
-    group, output = local.grouped(node), local.axes(node.outputs[0])
+    group, output = local.layer.grouping(node), local.axes(node.outputs[0])
     each = [axis for axis in local.axes(node.weight) if axis != group]
     inner = tuple(axis for axis in each if axis not in output)
     made = tuple(axis for axis in each if axis in output)

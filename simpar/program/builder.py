@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from simpar.errors import InternalError
-from simpar.program.program import IntArray, OpKind, Program, Stream, Transfer
+from simpar.program.program import IntArray, OpKind, Program, Stream, Transfer, pointers
 
 Row = tuple[int, int, int, int, int, int]
 """An op: kind, stage, micro-batch, layer, role, price."""
@@ -187,7 +187,7 @@ class ProgramBuilder:
         return Program(
             name=self.name,
             streams=tuple(on),
-            stream_ptr=_pointers([len(ops) for ops in lists]),
+            stream_ptr=pointers([len(ops) for ops in lists]),
             stream_ops=np.concatenate(lists) if lists else at[:0],
             kind=rows[:, 0],
             stage=rows[:, 1],
@@ -196,7 +196,7 @@ class ProgramBuilder:
             role=rows[:, 4],
             price=rows[:, 5],
             price_keys=tuple(self._prices),
-            dep_ptr=_pointers(np.bincount(head, minlength=self.num_ops)),
+            dep_ptr=pointers(np.bincount(head, minlength=self.num_ops)),
             dep_ops=wait[np.argsort(head, kind="stable")],
             transfers=self.transfers,
             rank_count=rank_count,
@@ -226,7 +226,3 @@ class ProgramBuilder:
                     raise InternalError(f"an op of {name!r} is added twice to {self.name}")
                 named[name][numbers] = places
         return named
-
-
-def _pointers(counts: Sequence[int] | IntArray) -> IntArray:
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)

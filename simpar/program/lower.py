@@ -63,19 +63,19 @@ class _Lowering(Pipelines):
         if not self.gathers_at_start:
             return
         for stage in range(self.schedule.num_stages):
-            if self.model_stage(stage) != stage and self.schedule.replicas > 1:
+            if self.model_stage[stage] != stage and self.schedule.replicas > 1:
                 continue
-            for first, last in sorted(self.buckets(stage)):
+            for first, last in sorted(self.buckets[stage]):
                 self.gather(("gather", stage, first), stage, first, last, ())
 
     def gather(self, key: object, stage: int, first: int, last: int, deps: Iterable[object]) -> None:
-        rank = self.rank_of(stage)
+        rank = self.rank_of[stage]
         if key in self.builder:
             # Shared by all copies; the first one put it.
             return
         self.builder.add(
             key, kind=OpKind.GATHER_PARAMETERS, role=self.role(rank), streams=self.all_streams(rank, "dp"),
-            price=Gather(self.model_stage(stage), first, last), deps=tuple(deps), place=Place(stage, layer=first),
+            price=Gather(self.model_stage[stage], first, last), deps=tuple(deps), place=Place(stage, layer=first),
         )  # fmt: skip
 
     def run(self) -> Program:
@@ -93,7 +93,7 @@ class _Lowering(Pipelines):
         """Keys of what must have arrived before `leaf` (its prerequisites, through sends where ranks differ)."""
         found: list[object] = []
         for needed in self.schedule.prerequisites(leaf):
-            crossing = self.rank_of(needed.stage) != self.rank_of(leaf.stage)
+            crossing = self.rank_of[needed.stage] != self.rank_of[leaf.stage]
             name = ("send", needed.stage, leaf.stage) if crossing else ("end", needed.stage)
             found.append(self.local((*name, needed.microbatch, _ENDS[needed.phase])))
         return found
@@ -159,7 +159,7 @@ class _Lowering(Pipelines):
                     self.local(name), kind=_KIND[leaf.phase], role=self.role(rank), streams=self.streams(rank, "compute"),
                     deps=tuple(deps),
                     place=Place(stage, microbatch, first if self.detail == "layer" or len(pieces) > 1 else -1),
-                    price=Compute(_LETTER[leaf.phase], self.model_stage(stage), first, last, self.is_cut(stage, leaf)),
+                    price=Compute(_LETTER[leaf.phase], self.model_stage[stage], first, last, self.is_cut(stage, leaf)),
                 )  # fmt: skip
             self.after_piece(leaf, first, name)
             if self.offloads and leaf.phase is Phase.F:
@@ -169,7 +169,7 @@ class _Lowering(Pipelines):
 
     def block_ops(self, rank: int, leaf: Action, block: int, name: tuple[object, ...], inputs: list[object]) -> None:
         """Every op of one block; the key `name` is its last compute op, which waits for everything in the block."""
-        phase, stage = _LETTER[leaf.phase], self.model_stage(leaf.stage)
+        phase, stage = _LETTER[leaf.phase], self.model_stage[leaf.stage]
         local = self.layout.stage_blocks[stage][block]
         ops, hides = ops_of(self.layout, local, phase), hides_exchanges(self.layout, local, phase)
         used: set[int] = set()
@@ -208,7 +208,7 @@ class _Lowering(Pipelines):
         self.builder.add(
             self.local(("offload", leaf.stage, leaf.microbatch, first)), kind=OpKind.OFFLOAD, role=self.role(rank),
             streams=self.streams(rank, "host_down"), deps=(self.local(after),),
-            place=Place(leaf.stage, leaf.microbatch, first), price=Offload(self.model_stage(leaf.stage), first, last, to_host=True),
+            place=Place(leaf.stage, leaf.microbatch, first), price=Offload(self.model_stage[leaf.stage], first, last, to_host=True),
         )  # fmt: skip
 
     def reload(self, rank: int, leaf: Action, pieces: list[Segment], index: int) -> list[object]:
@@ -226,7 +226,7 @@ class _Lowering(Pipelines):
                 self.builder.add(
                     self.local(("reload", leaf.stage, leaf.microbatch, first)), kind=OpKind.OFFLOAD, role=self.role(rank),
                     streams=self.streams(rank, "host_up"), deps=tuple(deps), place=Place(leaf.stage, leaf.microbatch, first),
-                    price=Offload(self.model_stage(leaf.stage), first, last, to_host=False),
+                    price=Offload(self.model_stage[leaf.stage], first, last, to_host=False),
                 )  # fmt: skip
         return [self.local(("reload", leaf.stage, leaf.microbatch, pieces[index][0]))]
 
@@ -236,7 +236,7 @@ class _Lowering(Pipelines):
         """Gathers that the piece waits for; under full sharding this also issues them, a bounded number ahead."""
         stage, (first, _last) = leaf.stage, pieces[index]
         if self.gathers_at_start and leaf == self.first_forward.get(stage):
-            owner = stage if self.schedule.replicas == 1 else self.model_stage(stage)
+            owner = stage if self.schedule.replicas == 1 else self.model_stage[stage]
             return [("gather", owner, self.bucket_of(stage, first))] if self.blocks(stage) else []
         if not self.gather_always or leaf.phase is Phase.W:
             return []
@@ -248,17 +248,17 @@ class _Lowering(Pipelines):
         elif index + ahead < len(pieces):
             self.issue_gather(leaf, pieces, index + ahead, letter)
         waits: list[object] = [("gather", stage, pieces[index][0], leaf.microbatch, letter)]
-        if reductions_block(self.layout.on(self.model_stage(stage))) and letter != "F" and index:
+        if reductions_block(self.layout.on(self.model_stage[stage])) and letter != "F" and index:
             waits.append(("reduce", stage, pieces[index - 1][0], leaf.microbatch))
         return [key for key in waits if key in self.builder]
 
     def issue_gather(self, leaf: Action, pieces: list[Segment], position: int, letter: str) -> None:
         """The gather of the piece at `position`; it may start once the piece `ahead + 1` before it has finished."""
         stage, (first, last) = leaf.stage, pieces[position]
-        if letter != "F" and all(self.stays_gathered[self.model_stage(stage)][first:last]):
+        if letter != "F" and all(self.stays_gathered[self.model_stage[stage]][first:last]):
             return  # not freed after the forward
         ahead = self.layout.framework.data.fsdp_prefetch_groups
-        if letter == "F" and one_queue(self.layout.on(self.model_stage(stage))):
+        if letter == "F" and one_queue(self.layout.on(self.model_stage[stage])):
             ahead = 0
         deps: list[object] = []
         before = position - ahead - 1
@@ -284,11 +284,11 @@ class _Lowering(Pipelines):
     def launch_reductions(self, leaf: Action) -> None:
         """Gradient reductions of the stages whose turn is after this backward (`launched_after`)."""
         for stage in self.launched_after.get(leaf, ()):
-            for first, last in self.buckets(stage):
+            for first, last in self.buckets[stage]:
                 self.reduce(stage, first, last, self.last_backward[stage].microbatch, ("end", leaf.stage, leaf.microbatch, "B"))
 
     def reduce(self, stage: int, first: int, last: int, microbatch: int, after: tuple[object, ...]) -> None:
-        rank = self.rank_of(stage)
+        rank = self.rank_of[stage]
         key = ("reduce", stage, first, microbatch)
         if key in self.builder:
             return
@@ -297,7 +297,7 @@ class _Lowering(Pipelines):
             streams += self.all_streams(rank, "compute")
         self.builder.add(
             key, kind=OpKind.REDUCE_GRADIENTS, role=self.role(rank), streams=streams, deps=tuple(self.everywhere(after)),
-            price=Reduce(self.model_stage(stage), first, last), place=Place(stage, layer=first),
+            price=Reduce(self.model_stage[stage], first, last), place=Place(stage, layer=first),
         )  # fmt: skip
         self.reductions.append(key)
 
@@ -309,8 +309,8 @@ class _Lowering(Pipelines):
             return
         forward = leaf.phase is Phase.F
         target = leaf.stage + (1 if forward else -1)
-        chain = self._chains[leaf.stage]
-        if target not in chain or self.rank_of(target) == rank:
+        chain = self.chains[leaf.stage]
+        if target not in chain or self.rank_of[target] == rank:
             return
         letter = "F" if forward else "B"
         streams = list(self.streams(rank, "pp_forward" if forward else "pp_backward"))
@@ -320,8 +320,8 @@ class _Lowering(Pipelines):
             self.local(("send", leaf.stage, target, leaf.microbatch, letter)),
             kind=OpKind.SEND_FORWARD if forward else OpKind.SEND_BACKWARD, role=self.role(rank), streams=streams,
             deps=(self.local(("end", leaf.stage, leaf.microbatch, letter)),), place=Place(leaf.stage, leaf.microbatch),
-            price=Send(self.model_stage(leaf.stage), self.model_stage(target), not forward,
-                       pair_of(rank, self.rank_of(target), self.schedule.num_ranks)),
+            price=Send(self.model_stage[leaf.stage], self.model_stage[target], not forward,
+                       pair_of(rank, self.rank_of[target], self.schedule.num_ranks)),
         )  # fmt: skip
 
     def overlapped(self, rank: int, action: Action) -> None:
@@ -329,20 +329,20 @@ class _Lowering(Pipelines):
         forward, backward = action.leaves
         deps = [*self.inputs(forward), *self.inputs(backward)]
         if self.gathers_at_start and forward == self.first_forward.get(forward.stage):
-            stage = self.model_stage(forward.stage) if self.schedule.replicas > 1 else forward.stage
-            deps += [("gather", stage, f) for f, _ in self.buckets(forward.stage)]
+            stage = self.model_stage[forward.stage] if self.schedule.replicas > 1 else forward.stage
+            deps += [("gather", stage, f) for f, _ in self.buckets[forward.stage]]
         key, end = (self.local(("end", leaf.stage, leaf.microbatch, letter)) for leaf, letter in ((forward, "F"), (backward, "B")))
         self.builder.add(
             key, kind=OpKind.OVERLAPPED, role=self.role(rank), streams=self.streams(rank, "compute"), deps=tuple(deps),
             place=Place(forward.stage, forward.microbatch),
-            price=Overlapped(self.model_stage(forward.stage), self.model_stage(backward.stage)),
+            price=Overlapped(self.model_stage[forward.stage], self.model_stage[backward.stage]),
         )  # fmt: skip
         self.builder.alias(end, key)
         self.builder.pairs[self.builder[key]] = (backward.stage, backward.microbatch)
         for leaf in (forward, backward):
             self.send(rank, leaf)
         if backward == self.last_backward.get(backward.stage):
-            for first, _ in self.buckets(backward.stage):
+            for first, _ in self.buckets[backward.stage]:
                 self.after_piece(backward, first, ("end", backward.stage, backward.microbatch, "B"))
         self.launch_reductions(backward)
 
@@ -354,10 +354,10 @@ class _Lowering(Pipelines):
         training = layout.training.optimizer != "none"
         if self.data_parallel and not self.reduces_beside:
             for stage, leaf in sorted(self.last_backward.items()):
-                for first, last in self.buckets(stage):
+                for first, last in self.buckets[stage]:
                     self.reduce(stage, first, last, leaf.microbatch, ("end", stage, leaf.microbatch, _ENDS[leaf.phase]))
         first, last = layout.embedding_stage, schedule.stages_per_model - 1
-        first_rank, last_rank = self.rank_of(first), self.rank_of(last)
+        first_rank, last_rank = self.rank_of[first], self.rank_of[last]
         sync = list(self.reductions)
         if layout.network.tied and last_rank != first_rank:
             ends = [*self._stage_end(first), *self._stage_end(last)]
@@ -382,12 +382,12 @@ class _Lowering(Pipelines):
         if self.data_parallel and self.zero in (1, 2) and not layout.overlap_param_gather:
             for stage in range(schedule.num_stages):
                 if self.blocks(stage):
-                    deps = self.everywhere(("optimizer", self.rank_of(stage)))
+                    deps = self.everywhere(("optimizer", self.rank_of[stage]))
                     self.gather(("gather_end", stage), stage, 0, self.blocks(stage), deps)
 
     def reductions_of(self, rank: int) -> list[object]:
         """Keys of the gradient reductions of one rank."""
-        return [k for k in self.reductions if isinstance(k, tuple) and self.rank_of(k[1]) == rank]
+        return [k for k in self.reductions if isinstance(k, tuple) and self.rank_of[k[1]] == rank]
 
     def _stage_end(self, stage: int) -> list[object]:
         leaf = self.last_backward[stage]

@@ -32,56 +32,31 @@ class Pipelines:
         self.reduces_alone = self.reduce_always and not self.gather_always and not layout.overlap_grad_reduce
         self.offloads = layout.plan.offload.activations > 0
         self.offloads_in_turn = self.offloads and layout.framework.data.offload_blocks_compute
-        self.last_backward: dict[int, Action] = {}
-        self.first_forward: dict[int, Action] = {}
-        self._find_ends()
-
-    def _find_ends(self) -> None:
-        for row in self.schedule.rows:
-            for action in row:
-                for leaf in action.leaves:
-                    if leaf.phase is Phase.F:
-                        self.first_forward.setdefault(leaf.stage, leaf)
-                    elif leaf.phase in (Phase.B, Phase.W):
-                        self.last_backward[leaf.stage] = leaf
-
-    def rank_of(self, stage: int) -> int:
-        return self.schedule.stage_to_rank[stage]
-
-    def model_stage(self, stage: int) -> int:
-        return self._model_stages[stage]
-
-    @cached_property
-    def _model_stages(self) -> tuple[int, ...]:
-        return tuple(self.schedule.model_stage(s) for s in range(self.schedule.num_stages))
-
-    @cached_property
-    def _chains(self) -> tuple[range, ...]:
-        return tuple(self.schedule.chain_of(s).stages for s in range(self.schedule.num_stages))
-
-    @cached_property
-    def _stream_cache(self) -> dict[tuple[int, int, str], tuple[Stream, ...]]:
-        return {}
+        stages = range(schedule.num_stages)
+        self.rank_of = schedule.stage_to_rank
+        self.model_stage = [schedule.model_stage(s) for s in stages]
+        self.chains = [schedule.chain_of(s).stages for s in stages]
+        self._streams: dict[tuple[int, int, str], tuple[Stream, ...]] = {}
+        leaves = [leaf for row in schedule.rows for action in row for leaf in action.leaves]
+        self.last_backward = {leaf.stage: leaf for leaf in leaves if leaf.phase in (Phase.B, Phase.W)}
+        self.first_forward = {leaf.stage: leaf for leaf in reversed(leaves) if leaf.phase is Phase.F}
 
     def blocks(self, stage: int) -> int:
-        return len(self.layout.stage_blocks[self.model_stage(stage)])
-
-    def buckets(self, stage: int) -> tuple[Segment, ...]:
-        """Gradient buckets of a stage, in the order of the backward."""
-        return self._buckets[stage]
+        return len(self.layout.stage_blocks[self.model_stage[stage]])
 
     @cached_property
-    def _buckets(self) -> tuple[tuple[Segment, ...], ...]:
+    def buckets(self) -> tuple[tuple[Segment, ...], ...]:
+        """Gradient buckets of each stage, in the order of the backward."""
         return tuple(map(self._find_buckets, range(self.schedule.num_stages)))
 
     @cached_property
     def bucket_ends(self) -> tuple[dict[int, int], ...]:
         """Of each stage: first block of a bucket -> the block after its last."""
-        return tuple(map(dict, self._buckets))
+        return tuple(map(dict, self.buckets))
 
     def bucket_of(self, stage: int, block: int) -> int:
         """First block of the bucket of a stage that holds `block`."""
-        return next(first for first, _ in self.buckets(stage) if first <= block)
+        return next(first for first, _ in self.buckets[stage] if first <= block)
 
     def _find_buckets(self, stage: int) -> tuple[Segment, ...]:
         layout = self.layout
@@ -90,7 +65,7 @@ class Pipelines:
         bucketed = layout.overlap_grad_reduce or self.gather_always or self.reduce_always
         if layout.framework.data.buckets_on_first_pipeline_rank_only and stage != 0:
             bucketed = False
-        return layout.buckets(self.model_stage(stage), bucketed=bucketed)
+        return layout.buckets(self.model_stage[stage], bucketed=bucketed)
 
     def segments(self, stage: int, leaf: Action) -> list[Segment]:
         """How an action is cut into ops, in the order of execution."""
@@ -101,7 +76,7 @@ class Pipelines:
         if self.detail != "stage" or self.gather_always or self.offloads:
             pieces = [(i, i + 1) for i in range(count)]
         elif self.is_cut(stage, leaf):
-            pieces = sorted(self.buckets(stage))
+            pieces = sorted(self.buckets[stage])
         else:
             pieces = [(0, count)]
         return pieces if forward else pieces[::-1]
@@ -110,7 +85,7 @@ class Pipelines:
         """Whether something else may wait for a block inside an action, or hold one up."""
         if self.gather_always or self.offloads:
             return self.blocks(stage) > 1
-        return self._has_buckets(stage, leaf) and len(self.buckets(stage)) > 1
+        return self._has_buckets(stage, leaf) and len(self.buckets[stage]) > 1
 
     def _has_buckets(self, stage: int, leaf: Action) -> bool:
         """Whether parameters come, or gradients go, bucket by bucket."""
@@ -162,17 +137,17 @@ class Pipelines:
     def streams(self, rank: int, kind: str) -> tuple[Stream, ...]:
         """Streams of `kind` of all ranks that the current copy of pipeline rank `rank` joins."""
         key = (self.copy, rank, kind)
-        found = self._stream_cache.get(key)
+        found = self._streams.get(key)
         if found is None:
-            found = self._stream_cache[key] = tuple(Stream(r, kind) for r in self.units.ranks(self.copy, rank))
+            found = self._streams[key] = tuple(Stream(r, kind) for r in self.units.members[self.copy][rank])
         return found
 
     def all_streams(self, rank: int, kind: str) -> tuple[Stream, ...]:
         """The same over all copies: for data-parallel collectives."""
-        return tuple(Stream(r, kind) for copy in range(self.units.copies) for r in self.units.ranks(copy, rank))
+        return tuple(Stream(r, kind) for copy in self.units.members for r in copy[rank])
 
     def role(self, rank: int) -> int:
-        return self.units.ranks(self.copy, rank)[0]
+        return self.units.members[self.copy][rank][0]
 
     def local(self, key: tuple[object, ...]) -> tuple[object, ...]:
         """The key of something that each copy has for itself."""

@@ -7,6 +7,7 @@ price tables.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
@@ -18,6 +19,11 @@ from simpar.errors import DeadlockError
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
+
+
+def pointers(counts: Sequence[int] | IntArray) -> IntArray:
+    """Where runs of these lengths begin in one array, and its end (CSR)."""
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 class OpKind(IntEnum):
@@ -141,7 +147,7 @@ class Program:
         owner = np.repeat(np.arange(len(self.streams)), np.diff(self.stream_ptr))
         order = np.argsort(self.stream_ops, kind="stable")
         counts = np.bincount(self.stream_ops, minlength=self.num_ops)
-        return np.concatenate([[0], np.cumsum(counts)]), owner[order]
+        return pointers(counts), owner[order]
 
     @cached_property
     def predecessors(self) -> tuple[IntArray, IntArray]:
@@ -158,7 +164,7 @@ class Program:
         code = code[np.diff(code, prepend=-1) > 0]
         target, source = np.divmod(code, max(self.num_ops, 1))
         counts = np.bincount(target, minlength=self.num_ops)
-        return np.concatenate([[0], np.cumsum(counts)]), source
+        return pointers(counts), source
 
     @cached_property
     def successors(self) -> tuple[IntArray, IntArray]:
@@ -167,7 +173,7 @@ class Program:
         target = np.repeat(np.arange(self.num_ops), np.diff(ptr))
         order = np.argsort(source, kind="stable")
         counts = np.bincount(source, minlength=self.num_ops)
-        return np.concatenate([[0], np.cumsum(counts)]), target[order]
+        return pointers(counts), target[order]
 
     @cached_property
     def role_streams(self) -> dict[int, tuple[int, ...]]:

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from simpar.program.program import IntArray, Program
+from simpar.program.program import IntArray, Program, pointers
 from simpar.schedules import Action, Schedule
 
 
@@ -68,10 +68,10 @@ def leave_out(program: Program, more: Schedule, left: Rounds, microbatches: int)
     stream = np.repeat(np.arange(len(program.streams)), np.diff(program.stream_ptr))[on]
     found = replace(
         program,
-        stream_ptr=_pointers(np.bincount(stream, minlength=len(program.streams))),
+        stream_ptr=pointers(np.bincount(stream, minlength=len(program.streams))),
         stream_ops=number[program.stream_ops[on]],
         **{name: getattr(program, name)[stay] for name in ("kind", "stage", "microbatch", "layer", "role", "price")},
-        dep_ptr=_pointers(np.bincount(head, minlength=program.num_ops)[stay]),
+        dep_ptr=pointers(np.bincount(head, minlength=program.num_ops)[stay]),
         dep_ops=number[before],
         pairs={int(number[op]): pair for op, pair in program.pairs.items() if stay[op]},
         labels={},
@@ -105,7 +105,3 @@ def _of_another(program: Program, ops: IntArray, ahead: IntArray) -> IntArray:
     wanted = np.where((code[ops] < 0) | (to < 0) | (to >= most), -2, code[ops] + ahead)
     found = order[np.minimum(np.searchsorted(code[order], wanted), len(order) - 1)]
     return np.where(code[found] == wanted, found, -1)
-
-
-def _pointers(counts: IntArray) -> IntArray:
-    return np.concatenate([[0], np.cumsum(counts)])

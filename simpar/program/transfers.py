@@ -47,8 +47,6 @@ class _Finder:
     @cached_property
     def pipeline_rank(self) -> dict[int, int]:
         """Role -> pipeline rank."""
-        if not self.units.expanded:
-            return {r: r for r in range(self.layout.plan.pp)}
         return {unit[0]: p for copy in self.units.members for p, unit in enumerate(copy)}
 
     def members(self, role: int, *, everywhere: bool) -> frozenset[int] | None:

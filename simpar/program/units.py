@@ -15,26 +15,24 @@ class Units:
 
     Attributes:
         expanded: every rank has streams of its own; False: one role per pipeline rank stands for all.
-        copies: pipelines lowered.
-        members: [copy][pipeline rank] -> roles.
+        members: [copy][pipeline rank] -> roles; copies are the pipelines lowered.
     """
 
     expanded: bool
-    copies: int
-    members: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    members: tuple[tuple[tuple[int, ...], ...], ...]
 
-    def ranks(self, copy: int, rank: int) -> tuple[int, ...]:
-        """Roles that run the ops of pipeline rank `rank` in `copy`."""
-        return self.members[copy][rank] if self.expanded else (rank,)
+    @property
+    def copies(self) -> int:
+        """Pipelines lowered."""
+        return len(self.members)
 
     @classmethod
     def of(cls, layout: Layout, *, expand: bool) -> Units:
         """Folded, or every rank of the mesh."""
-        if not expand:
-            return cls(expanded=False, copies=1)
         mesh = layout.mesh
+        if not expand:
+            return cls(False, (tuple((rank,) for rank in range(mesh.pp)),))
         joined = joined_replicas(mesh)
-        copies = mesh.dp // joined
         members = tuple(
             tuple(
                 tuple(
@@ -43,9 +41,9 @@ class Units:
                 )
                 for p in range(mesh.pp)
             )
-            for copy in range(copies)
+            for copy in range(mesh.dp // joined)
         )  # fmt: skip
-        return cls(True, copies, members)
+        return cls(True, members)
 
 
 def joined_replicas(mesh: Mesh) -> int:

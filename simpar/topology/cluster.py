@@ -7,10 +7,8 @@ A rate-sharing engine needs no more than `links` and `route`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,27 +23,6 @@ FloatArray = NDArray[np.float64]
 Route = tuple[int, ...]
 
 
-class LinkNames(Sequence[str]):
-    """Names of a cluster's links ("gpu:3>nvswitch:0"), made when asked for: 200,000 GPUs have a million
-    links.
-    """
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-
-    def __len__(self) -> int:
-        return self._cluster.num_links
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[str]: ...
-    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        return ">".join(self._cluster.path_of(range(len(self))[index]))
-
-
 @dataclass(frozen=True, slots=True)
 class LinkTable:
     """Links by id.
@@ -53,12 +30,10 @@ class LinkTable:
     Attributes:
         capacity_bytes_per_s: float array [links], one direction; 0 where a link is missing or dead.
         latency_s: float array [links], one way.
-        names: lazy.
     """
 
     capacity_bytes_per_s: FloatArray
     latency_s: FloatArray
-    names: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -138,7 +113,7 @@ class Cluster:
         net, hw = self.net, self.hardware
         capacity, latency = np.empty(self.num_links), np.zeros(self.num_links)
         first, pcie, _, nic, _, leaf, _, core, end = (*self.offsets[:8], self.offsets[-1])
-        capacity[first:pcie], latency[first:pcie] = self.domains.capacities(), self.domains.latency_s()
+        capacity[first:pcie], latency[first:pcie] = self.domains.capacities(), self.domains.latency_s
         capacity[pcie:nic] = hw.node.pcie_bandwidth.value
         live = np.array([s not in self.dead_slots for s in range(net.slots)], dtype=np.float64)
         capacity[nic:leaf] = np.tile(live * net.slot_bytes_per_s, 2 * self.num_nodes) if net.slots else 0.0
@@ -148,7 +123,7 @@ class Cluster:
         latency[leaf:end] = hw.fabric.switch_latency.value
         capacity.setflags(write=False)
         latency.setflags(write=False)
-        return LinkTable(capacity, latency, LinkNames(self))
+        return LinkTable(capacity, latency)
 
     def slot_of(self, gpu: int) -> int:
         """The NIC slot that `gpu` sends through: its own, or the next live one."""
@@ -240,6 +215,10 @@ class Cluster:
         if self.one_pcie_switch:
             return f"pcie:{node}"
         return f"pcie:{node}.{local * self.net.slots // self.hardware.gpus_per_node}"
+
+    def name_of(self, link: int) -> str:
+        """Such as "gpu:3>nvswitch:0"."""
+        return ">".join(self.path_of(link))
 
     def path_of(self, link: int) -> tuple[str, ...]:
         """The vertices that link `link` runs through (a NIC link runs through the NIC).

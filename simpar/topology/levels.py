@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 from simpar.errors import InputError, Violation
 from simpar.specs.hardware import HardwareProfile
@@ -57,27 +56,12 @@ class Levels:
         return self.leaf_oversubscription * self.pod_oversubscription if tier == "core" else 1.0
 
 
-@lru_cache(maxsize=256)
-def _levels(
-    kind: str, node: int, domain: int, nodes_per_leaf: int, leaves_per_pod: int, leaf_over: float, pod_over: float
-) -> Levels:
-    leaf = UNBOUNDED if kind in ("none", "single-switch") else nodes_per_leaf * node
-    pod = UNBOUNDED if leaf == UNBOUNDED else leaf * leaves_per_pod
-    return Levels(node, domain, leaf, pod, leaf_over, pod_over)
-
-
 def levels(hardware: HardwareProfile) -> Levels:
     """The tiers of `hardware`; microseconds, so that a search may ask every time."""
-    fabric = hardware.fabric
-    return _levels(
-        fabric.kind,
-        hardware.node.gpus_per_node,
-        hardware.scale_up.domain_size,
-        fabric.nodes_per_leaf_group,
-        fabric.leaf_groups_per_pod,
-        fabric.oversubscription,
-        fabric.pod_oversubscription,
-    )
+    fabric, node = hardware.fabric, hardware.node.gpus_per_node
+    leaf = UNBOUNDED if fabric.kind in ("none", "single-switch") else fabric.nodes_per_leaf_group * node
+    pod = UNBOUNDED if leaf == UNBOUNDED else leaf * fabric.leaf_groups_per_pod
+    return Levels(node, hardware.scale_up.domain_size, leaf, pod, fabric.oversubscription, fabric.pod_oversubscription)
 
 
 def check_capacity(world_size: int, hardware: HardwareProfile, num_nodes: int) -> None:

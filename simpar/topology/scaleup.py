@@ -28,6 +28,7 @@ class ScaleUp(Protocol):
     def capacities(self) -> FloatArray:
         """Bytes per second, float array [links]; 0 for a link that is not there."""
 
+    @property
     def latency_s(self) -> float:
         """Of each link, one way."""
 
@@ -53,7 +54,7 @@ class Switched:
     num_gpus: int
     domain: int
     bytes_per_s: float
-    hop_s: float
+    latency_s: float
     switch: str
 
     @property
@@ -64,10 +65,6 @@ class Switched:
     def capacities(self) -> FloatArray:
         """All alike."""
         return np.full(self.num_links, self.bytes_per_s)
-
-    def latency_s(self) -> float:
-        """Half a hop up, half a hop down."""
-        return self.hop_s / 2
 
     def route(self, src: int, dst: int) -> tuple[int, ...]:
         """Up and down."""
@@ -95,7 +92,7 @@ class Meshed:
     num_gpus: int
     domain: int
     bytes_per_s: float
-    hop_s: float
+    latency_s: float
 
     @property
     def num_links(self) -> int:
@@ -108,10 +105,6 @@ class Meshed:
         gpus = np.arange(self.num_gpus)
         result[gpus * self.domain + gpus % self.domain] = 0.0
         return result
-
-    def latency_s(self) -> float:
-        """A whole hop."""
-        return self.hop_s
 
     def route(self, src: int, dst: int) -> tuple[int, ...]:
         """The direct link."""
@@ -170,7 +163,7 @@ class Torus:
     num_gpus: int
     shape: tuple[int, ...]
     link_bytes_per_s: float
-    hop_s: float
+    latency_s: float
 
     @property
     def num_links(self) -> int:
@@ -190,10 +183,6 @@ class Torus:
     @property
     def _slice_links(self) -> int:
         return prod(self.shape) * self._degree
-
-    def latency_s(self) -> float:
-        """A whole hop."""
-        return self.hop_s
 
     def _neighbour(self, gpu: int, port: int) -> int | None:
         """The chip that `port` (2 * dimension, + 1 for the negative direction) of `gpu` leads to."""
@@ -247,4 +236,4 @@ def scale_up(hardware: HardwareProfile, num_nodes: int) -> ScaleUp:
         per_link = bandwidth / max(1, spec.links_per_gpu)
         return Torus(gpus, slice_shape(gpus, spec.torus), per_link, hop)
     switch = {"nvswitch": "nvswitch", "pcie": "pcie"}.get(spec.kind, "domain")
-    return Switched(gpus, spec.domain_size, bandwidth, hop, switch)
+    return Switched(gpus, spec.domain_size, bandwidth, hop / 2, switch)  # half a hop up, half a hop down
