@@ -23,9 +23,9 @@ from simpar.specs.scenario_spec import Scenario
 MOST_READINGS: Final = 256
 """Combinations of open values that are enumerated at most."""
 PRIORS: Final[dict[str, dict[Any, float]]] = {
-    "plan.recompute": {"full": 0.34, "none": 0.52, "selective": 0.14},
+    "plan.recompute": {"full": 0.33, "none": 0.53, "selective": 0.14},
     "plan.virtual_stages": {1: 0.45, 2: 0.08, 3: 0.08, 4: 0.11, 5: 0.04, 6: 0.02, 8: 0.12, 12: 0.07, 20: 0.04},
-    "plan.zero_stage": {0: 0.24, 1: 0.19, 2: 0.08, 3: 0.49},
+    "plan.zero_stage": {0: 0.24, 1: 0.2, 2: 0.08, 3: 0.48},
     "plan.sequence_parallel": {False: 0.2, True: 0.8},
     "plan.overlap_grad_reduce": {False: 0.15, True: 0.85},
     "plan.overlap_param_gather": {False: 0.2, True: 0.8},
