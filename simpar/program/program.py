@@ -145,14 +145,19 @@ class Program:
 
     @cached_property
     def predecessors(self) -> tuple[IntArray, IntArray]:
-        """CSR (ptr, ops): dependencies and stream predecessors of each op, without duplicates."""
+        """CSR (ptr, ops): stream predecessors of each op, and dependencies that the order of a stream does not imply."""
         heads = np.repeat(np.arange(self.num_ops), np.diff(self.dep_ptr))
         same_stream = np.ones(max(len(self.stream_ops) - 1, 0), dtype=bool)
         starts = self.stream_ptr[1:-1]
         same_stream[starts[(starts > 0) & (starts < len(self.stream_ops))] - 1] = False
         before, after = self.stream_ops[:-1][same_stream], self.stream_ops[1:][same_stream]
-        target = np.concatenate([heads, after])
-        source = np.concatenate([self.dep_ops, before])
+        stream, place = np.full(self.num_ops, -1), np.full(self.num_ops, -1)
+        stream[self.stream_ops] = np.repeat(np.arange(len(self.streams)), np.diff(self.stream_ptr))
+        place[self.stream_ops] = np.arange(len(self.stream_ops))
+        own, other = place[heads], place[self.dep_ops]
+        told = (stream[heads] != stream[self.dep_ops]) | (other >= own)
+        target = np.concatenate([heads[told], after])
+        source = np.concatenate([self.dep_ops[told], before])
         # Sorted by hand: numpy 2's hashing np.unique takes many times longer on millions of entries.
         code = np.sort(target * self.num_ops + source)
         code = code[np.diff(code, prepend=-1) > 0]
