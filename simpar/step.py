@@ -18,11 +18,10 @@ from simpar.costs.mixed import MixedPricer
 from simpar.costs.pricer import LayoutPricer
 from simpar.costs.stage_times import stage_times
 from simpar.decide import Probe
-from simpar.engine import discrete_event
+from simpar.engine import discrete_event, slowed_paths
 from simpar.engine.effects import expected_load_factor, imbalance_of, memory_loads, routing_law
 from simpar.engine.longest_path import longest_path
 from simpar.engine.repeat import Repetitions, repeat
-from simpar.engine.resume import Head
 from simpar.engine.timeline import Timeline
 from simpar.errors import InputError, Violation
 from simpar.model.kind import kind_of, site_of
@@ -236,11 +235,19 @@ def settled(scenario: Scenario) -> Scenario:
     return scenario.model_copy(update={"site": site.settled(kind)})
 
 
-def run(priced: Priced, engine: Engine = "discrete_event", head: Head | None = None, **effects: Any) -> Timeline:
-    """Replay the program, behind its `head`; `effects` go to the discrete-event engine (interference, contention, noise, ...)."""
+def run(priced: Priced, engine: Engine = "discrete_event", **effects: Any) -> Timeline:
+    """Replay the program; `effects` go to the discrete-event engine (interference, contention, noise, ...)."""
     if engine == "longest_path":
         return longest_path(priced.program, priced.table)
-    return discrete_event.run(priced.program, priced.table, discrete_event.Effects(**{"interference": True, **effects}), head=head)
+    return discrete_event.run(priced.program, priced.table, discrete_event.Effects(**{"interference": True, **effects}))
+
+
+def _played(priced: Priced) -> Timeline:
+    """A step without chance and shared links: by the recurrence where that finds the times of the discrete-event engine, sooner."""
+    effects = priced.layout.scenario.effects
+    if priced.expanded or effects.slow_ranks or not effects.interference:
+        return run(priced, **priced.effects)
+    return slowed_paths.timeline(priced.program, priced.table)
 
 
 def simulate(
@@ -296,7 +303,7 @@ def _folded(scenario: Scenario, apart: Counts | None, detail: Detail, lowering: 
         lambda count, how, lowered: prepare(
             with_microbatches(scenario, count), detail=how, expand=scenario.effects.expand, lowering=lowered
         ),
-        lambda priced, head: run(priced, head=head, **priced.effects),
+        _played,
         lowering,
     )
     coarse: Detail = "stage" if detail == "layer" else detail
@@ -319,9 +326,7 @@ def _folded(scenario: Scenario, apart: Counts | None, detail: Detail, lowering: 
     if last is None or not (last[1] or passes.ops(coarse) * copies > FOLD_OPS):
         return _coarser(scenario, steps.result) if detail == "layer" and passes.microbatches > FOLD_MICROBATCHES else None
     counts, exact = last
-    if exact:
-        steps.read_off(*counts, fine)
-    first, second = (steps.result(count, fine) for count in counts[:2])
+    second, first = (steps.result(count, fine) for count in counts[1::-1])
     schedule = schedule_of(scenario.model_copy(update={"training": second.layout.training}), counts[1])
     layout = layout_of(scenario, schedule, expected_load_factor(scenario))
     found = extended(first, second, counts, layout, exact=exact)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +12,22 @@ from simpar.engine.longest_path import longest_path
 from simpar.engine.timeline import Timeline
 from simpar.program.builder import Place, ProgramBuilder
 from simpar.program.program import FloatArray, IntArray, OpKind, PriceTable, Stream
-from simpar.result.regime import extends, foreseen, may_extend
+from simpar.result import regime
 
 Wait = Callable[[int, int], int]
 TOLERANCE = 1e-9
+
+
+def extends(first: Timeline, second: Timeline, **options: Any) -> bool:
+    return regime.extends(regime.Step.of(first), regime.Step.of(second), **options)
+
+
+def may_extend(second: Timeline, few: int, more: int, **options: Any) -> bool:
+    return regime.may_extend(regime.Step.of(second), few, more, **options)
+
+
+def foreseen(second: Timeline, *passes: int, **options: Any) -> tuple[float, bool] | None:
+    return regime.foreseen(regime.Step.of(second), *passes, **options)
 
 
 def as_far(index: int, count: int) -> int:
