@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,7 +31,7 @@ from simpar.program.program import PriceTable, Program
 from simpar.program.transfers import with_transfers
 from simpar.program.waits import optimizer_waits
 from simpar.result.accounting import account
-from simpar.result.folded import Counts, closer, extended, first_counts, is_drawn, next_counts, wants_times, with_microbatches
+from simpar.result.folded import MORE, Counts, can_fold, extended, is_drawn, shorter_counts, wants_times, with_microbatches
 from simpar.result.interpret import Priced, interpret, slowest_replica
 from simpar.result.result import Result
 from simpar.result.shorter_steps import ShorterSteps
@@ -97,18 +96,29 @@ def _required(
     return [Violation(f"plan.{v.field}", v.value, v.rule, v.right, scenario.file) for v in found], name, virtual, options
 
 
+def _counts(scenario: Scenario, least: float = 0.0) -> Counts | None:
+    """Micro-batches of two shorter steps that the schedule can have, as near each other as it lets them be, and of the whole.
+
+    Args:
+        least: of the shorter one; none = a few rounds.
+    """
+    found = (shorter_counts(scenario, least, rounds=rounds) for rounds in (False, True))
+    return next((counts for counts in found if counts and not any(_required(scenario, n, {})[0] for n in counts[:2])), None)
+
+
 def _first_counts(scenario: Scenario) -> Counts | None:
-    """Micro-batches of two shorter steps and of the whole that the schedule can have.
+    """Those to try first; None where no step is simulated from shorter ones.
 
     Raises:
-        InputError: the schedule cannot have those of the whole.
+        InputError: the schedule cannot have the micro-batches of the whole.
     """
-    if wants_times(scenario) and passes_of(scenario).ops("stage") * _copies(scenario) > FOLD_OPS:
-        return None  # Its order is sought for all micro-batches.
-    counts = first_counts(scenario)
-    if counts and (wrong := _required(scenario, counts[2], {})[0]):
+    passes = passes_of(scenario)
+    sought = wants_times(scenario) and passes.ops("stage") * _copies(scenario) > FOLD_OPS  # an order for all micro-batches
+    if passes.microbatches <= FOLD_MICROBATCHES or sought or not can_fold(scenario):
+        return None
+    if wrong := _required(scenario, passes.microbatches, {})[0]:
         raise InputError(wrong)
-    return counts if counts and not any(_required(scenario, count, {})[0] for count in counts[:2]) else None
+    return _counts(scenario)
 
 
 def _copies(scenario: Scenario) -> int:
@@ -266,7 +276,7 @@ def simulate(
     scenario = decided(scenario)
     passes, finer = passes_of(scenario), detail
     copies = _copies(scenario)
-    counts = _first_counts(scenario) if passes.microbatches > FOLD_MICROBATCHES else None
+    counts = _first_counts(scenario)
     if passes.ops(detail) * copies > FOLD_OPS:
         built, most = (counts[1], FOLD_OPS) if counts else (passes.microbatches, limits()["ops"])
         while detail != "stage" and passes.ops(detail, built) * copies > most:
@@ -289,16 +299,17 @@ def _with_detail(result: Result, detail: Detail, finer: Detail) -> Result:
     return replace(result, notes=(*result.notes, note))
 
 
-def _folded(scenario: Scenario, apart: Counts | None, detail: Detail, lowering: Lowering) -> Result | None:
+def _folded(scenario: Scenario, counts: Counts | None, detail: Detail, lowering: Lowering) -> Result | None:
     """A step of many equal micro-batches from two shorter ones; where it does not repeat itself soon, all of it with one op a pass,
     whose totals are the same; None where it is built as it is.
 
     Args:
-        apart: micro-batches of the first two to try, and of the whole.
+        counts: micro-batches of the first two to try, and of the whole.
     """
-    copies = _copies(scenario)
-    passes, last, tried = passes_of(scenario), None, 0
-
+    passes, copies = passes_of(scenario), _copies(scenario)
+    coarse: Detail = "stage" if detail == "layer" else detail
+    fine, tried, last, exact = detail, 0, counts, False
+    most = FOLD_OPS if passes.ops(coarse) * copies <= FOLD_OPS else FOLD_OPS // 3
     steps = ShorterSteps(
         lambda count, how, lowered: prepare(
             with_microbatches(scenario, count), detail=how, expand=scenario.effects.expand, lowering=lowered
@@ -306,30 +317,28 @@ def _folded(scenario: Scenario, apart: Counts | None, detail: Detail, lowering: 
         _played,
         lowering,
     )
-    coarse: Detail = "stage" if detail == "layer" else detail
-    # What repeats itself late is built whole instead, where it can be: tries cost no more than that together.
-    most = inf if passes.ops(coarse) * copies > FOLD_OPS else passes.microbatches
-    while apart is not None and (last is None or (passes.ops(coarse, sum(apart[:2])) * copies <= FOLD_OPS and tried <= most)):
-        tried += apart[1]
-        near = closer(scenario, apart)
-        counts = few, more, every = apart if _required(scenario, near[1], {})[0] else near
+    while counts is not None and not exact:
+        few, more, every = counts
+        # What repeats itself late is built whole instead, or extended all the same: tries cost no more than that together.
+        if tried and (tried > every or passes.ops(coarse, tried + few + more) * copies > most):
+            break
+        last, tried = counts, tried + more
         # Many micro-batches layer by layer cost more than a step of half as many as are built whole: passes say the same.
         fine = detail if few + more <= FOLD_MICROBATCHES // 2 else coarse
         # Where layers are hardly more ops than passes, looking at them at once saves a second look.
         looked = coarse if 3 * passes.ops(coarse) <= passes.ops(fine) else fine
         again = steps.repeat(few, more, every, looked)
         exact = again and (not wants_times(scenario) or _goes_on(scenario, counts))
-        last = (counts if exact else apart, exact)  # What nearly repeats itself does so from group to group.
-        if exact:
-            break
-        apart = next_counts(scenario, apart, None if again else steps.foreseen(few, more, every, looked))
-    if last is None or not (last[1] or passes.ops(coarse) * copies > FOLD_OPS):
+        foreseen = None if again else steps.foreseen(few, more, every, looked)
+        counts = counts if exact else _counts(scenario, max(foreseen[0] if foreseen else MORE * few, few + scenario.plan.pp))
+    if last is None or not (exact or passes.ops(coarse) * copies > FOLD_OPS):
         return _coarser(scenario, steps.result) if detail == "layer" and passes.microbatches > FOLD_MICROBATCHES else None
-    counts, exact = last
-    second, first = (steps.result(count, fine) for count in counts[1::-1])
-    schedule = schedule_of(scenario.model_copy(update={"training": second.layout.training}), counts[1])
+    # What nearly repeats itself does so from round to round.
+    last = last if exact else shorter_counts(scenario, last[0], rounds=True) or last
+    second, first = (steps.result(count, fine) for count in last[1::-1])
+    schedule = schedule_of(scenario.model_copy(update={"training": second.layout.training}), last[1])
     layout = layout_of(scenario, schedule, expected_load_factor(scenario))
-    found = extended(first, second, counts, layout, exact=exact)
+    found = extended(first, second, last, layout, exact=exact)
     return found if fine == detail else replace(found, notes=(*found.notes, "one op a pass, whose totals are those of its layers"))
 
 

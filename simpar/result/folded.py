@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from math import ceil, isfinite
+from math import ceil
 from typing import Final
 
 from simpar.parallel.layout import Layout, recomputed_flops
@@ -21,93 +21,42 @@ from simpar.schedules import SCHEDULES
 from simpar.schedules.family import ScheduleFamily
 from simpar.specs.counts import microbatches, resolved_dp
 from simpar.specs.scenario import Scenario
-from simpar.specs.size import passes_of
 
 WARM_ROUNDS: Final = 3
 """Rounds of micro-batches (one per pipeline rank) after which most schedules repeat themselves; a step that does not yet says how
 many that takes."""
-SEVERAL_ROUNDS: Final = 7
-"""Rounds where a rank holds several stages: of 11 such schedules that repeat themselves (Llama 3.1 405B over 4, 8 and 16 ranks) 7
-do for 9."""
-TURN_ROUNDS: Final = 4
-"""Least rounds where the stages of a rank take turns: 8 do for 9 of 9, 4 to 6 for most, the more the stages of a rank."""
-TURN_MICROBATCHES: Final = 80
-"""A step of so many, built layer by layer, costs as much as the longest of theirs that is tried first, of up to 8 rounds: a try
-that fails costs more than what a shorter one saves."""
-FEW_ROUNDS: Final = 5
-"""Theirs where there are not micro-batches for more."""
+SEVERAL_ROUNDS: Final = 5
+"""Where a rank holds several stages: of 14 such cases (Llama 3.1 405B over 16 ranks) 3 do for 5 and 5 for 11."""
+MORE: Final = 2.0
+"""By how much a longer step is longer, where the shorter one says nothing."""
 WORTHWHILE: Final = 1.5
 """Least ratio of all micro-batches to those simulated twice."""
 Counts = tuple[int, int, int]
 """Micro-batches per rank of two shorter steps and of the whole."""
 
 
-def shorter_counts(scenario: Scenario, rounds: int) -> Counts | None:
+def shorter_counts(scenario: Scenario, least: float = 0.0, *, rounds: bool = False) -> Counts | None:
     """(few, more, all) micro-batches per rank; None where all is not many.
 
     Args:
-        rounds: of the shorter one.
+        least: of the shorter one; none = a few rounds.
+        rounds: a round apart, else a micro-batch of each copy of the model: the less two steps differ by, the sooner both of their
+            ends leave something between them that repeats itself.
     """
     plan, total = scenario.plan, microbatches(scenario)
     group = plan.microbatch_group_size or plan.pp
-    few = rounds * group + total % group
-    more = few + group
-    return (few, more, total) if total >= WORTHWHILE * (few + more) else None
+    family = _family(scenario)
+    apart = group if rounds else family.replicas if family else 1
+    several = family is not None and ((family.virtual_stages or plan.virtual_stages) > 1 or family.replicas > 1)
+    few = ceil(least or (SEVERAL_ROUNDS if several and not rounds else WARM_ROUNDS) * group)
+    few += (total - few) % apart
+    return (few, few + apart, total) if total >= WORTHWHILE * (2 * few + apart) else None
 
 
 def _family(scenario: Scenario) -> ScheduleFamily | None:
     """The schedule's entry in the table; None where it is chosen by itself."""
     known = scenario.plan.schedule in SCHEDULES  # an unknown name is an error of the table
     return SCHEDULES[scenario.plan.schedule] if known else None
-
-
-def _takes_turns(scenario: Scenario) -> bool:
-    """Whether the stages of a rank take groups of micro-batches in turns (not those of a V, or of two copies of the model)."""
-    plan, family = scenario.plan, _family(scenario)
-    wound = family is not None and family.virtual_stages is not None
-    return bool(plan.microbatch_group_size) or (plan.virtual_stages > 1 and not wound)
-
-
-def _copies(scenario: Scenario) -> int:
-    """Of the model, each with its own micro-batches."""
-    family = _family(scenario)
-    return family.replicas if family else 1
-
-
-def first_rounds(scenario: Scenario) -> int:
-    """Rounds of micro-batches to try first."""
-    if _takes_turns(scenario):
-        passes, plan = passes_of(scenario), scenario.plan
-        longest = TURN_MICROBATCHES * (1 + max(passes.layers / passes.stages, 1)) / 2
-        return max(min(int(longest / (plan.microbatch_group_size or plan.pp)) - 1, 8), TURN_ROUNDS)
-    family = _family(scenario)
-    several = family is not None and ((family.virtual_stages or 1) > 1 or family.replicas > 1)
-    return SEVERAL_ROUNDS if several else WARM_ROUNDS
-
-
-def first_counts(scenario: Scenario) -> Counts | None:
-    """Counts to try first; None where there are not micro-batches for them."""
-    if not can_fold(scenario):
-        return None
-    rounds = first_rounds(scenario)
-    return shorter_counts(scenario, rounds) or shorter_counts(scenario, min(rounds, FEW_ROUNDS))
-
-
-def next_counts(scenario: Scenario, counts: Counts, needed: tuple[float, bool] | None) -> Counts | None:
-    """Counts to try after `counts`: of so many micro-batches, where that is known (as `foreseen`); None where those are not few."""
-    group = counts[1] - counts[0]
-    wanted = max(needed[0] if needed is not None else 1.5 * counts[0], counts[0] + group)
-    return shorter_counts(scenario, ceil((wanted - counts[2] % group) / group)) if isfinite(wanted) else None
-
-
-def closer(scenario: Scenario, counts: Counts) -> Counts:
-    """`counts` with the least round: a micro-batch (of each copy) where each is handled as the one before, a group where stages
-    take turns.
-
-    The less the two steps differ by, the sooner both of their ends leave a round between them that repeats itself.
-    """
-    few, more, every = counts
-    return (few, more if _takes_turns(scenario) else few + _copies(scenario), every)
 
 
 def with_microbatches(scenario: Scenario, count: int) -> Scenario:

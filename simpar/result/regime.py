@@ -174,7 +174,7 @@ def foreseen(step: Step, ahead: int, more: int, every: int, *, tolerance: float)
     None where that says nothing.
 
     Past its head each of its rounds is the one before moved by a constant, until a slack is used up and another head begins; or
-    comes nearer to that by a constant factor. Its tail is as long as any step's.
+    comes nearer to that by a constant factor, which is seen as far as two such steps. Its tail is as long as any step's.
 
     Args:
         ahead: passes of a round of a kind that a micro-batch has one of.
@@ -207,7 +207,8 @@ def foreseen(step: Step, ahead: int, more: int, every: int, *, tolerance: float)
         if since < 0 or apart[since] <= apart[end]:
             return None
         late = False
-        head = end + (end - since) * float(np.log(tolerance / apart[end]) / np.log(apart[end] / apart[since]))
+        rate = float(np.log(apart[end] / apart[since])) / (end - since)
+        head = min(end + float(np.log(tolerance / apart[end])) / rate, 2.0 * more)
     return head + (len(apart) - end) + 2 * ahead, bool(late)
 
 

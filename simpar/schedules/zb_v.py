@@ -10,7 +10,6 @@ from simpar.schedules.action import Action, Phase
 from simpar.schedules.family import ScheduleFamily
 from simpar.schedules.schedule import Schedule, v_placement
 
-
 _PHASES = {str(phase): phase for phase in (Phase.F, Phase.I, Phase.W)}
 
 
