@@ -140,17 +140,16 @@ def _memory(first: RankMemory, second: RankMemory, along: Callable[[float, float
     static = dict(second.static)
     for name, more in growth.items():
         static[name] = static.get(name, 0.0) + more
-    return replace(second, static=tuple(static.items()), replays=_ReservedAlong(first, second, along))
+    return replace(second, static=tuple(static.items()), replays=_ReservedAlike(second))
 
 
 @dataclass(frozen=True, slots=True)
-class _ReservedAlong:
-    """What the allocator reserves in a step of all micro-batches, worked out when asked for."""
+class _ReservedAlike:
+    """What the allocator reserves in a step of all micro-batches, worked out when asked for: as much of what is allocated as in the
+    longer of the two. What it reserves more in that one than in the other is a whole segment or none."""
 
-    first: RankMemory
     second: RankMemory
-    along: Callable[[float, float], float]
 
     def reserved_bytes(self, rank: int, allocated: float, fragmentation: float, room_bytes: float) -> float:
         """As of `Replays`."""
-        return max(self.along(self.first.reserved_bytes, self.second.reserved_bytes), allocated)
+        return allocated * max(self.second.reserved_bytes / self.second.allocated_bytes, 1.0)
