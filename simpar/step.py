@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -96,18 +96,8 @@ def _required(
     return [Violation(f"plan.{v.field}", v.value, v.rule, v.right, scenario.file) for v in found], name, virtual, options
 
 
-def _counts(scenario: Scenario, least: float = 0.0) -> Counts | None:
-    """Micro-batches of two shorter steps that the schedule can have, as near each other as it lets them be, and of the whole.
-
-    Args:
-        least: of the shorter one; none = a few rounds.
-    """
-    found = (shorter_counts(scenario, least, rounds=rounds) for rounds in (False, True))
-    return next((counts for counts in found if counts and not any(_required(scenario, n, {})[0] for n in counts[:2])), None)
-
-
 def _first_counts(scenario: Scenario) -> Counts | None:
-    """Those to try first; None where no step is simulated from shorter ones.
+    """Micro-batches of two shorter steps to try first and of the whole; None where it is not simulated from shorter ones.
 
     Raises:
         InputError: the schedule cannot have the micro-batches of the whole.
@@ -118,7 +108,12 @@ def _first_counts(scenario: Scenario) -> Counts | None:
         return None
     if wrong := _required(scenario, passes.microbatches, {})[0]:
         raise InputError(wrong)
-    return _counts(scenario)
+    return shorter_counts(scenario, partial(_allows, scenario))
+
+
+def _allows(scenario: Scenario, count: int) -> bool:
+    """Whether the schedule can have so many micro-batches."""
+    return not _required(scenario, count, {})[0]
 
 
 def _copies(scenario: Scenario) -> int:
@@ -228,7 +223,7 @@ def decided(scenario: Scenario) -> Scenario:
     probe = Probe(
         prepare=lambda chosen, replica: prepare(chosen, detail="stage", replica=replica), pricer=pricer_of,
         step=lambda priced: interpret(priced, run(priced, "longest_path")),
-        allows=lambda chosen, count: not _required(chosen, count, {})[0],
+        allows=_allows,
     )  # fmt: skip
     return decide.decided(settled(scenario), probe)
 
@@ -330,11 +325,10 @@ def _folded(scenario: Scenario, counts: Counts | None, detail: Detail, lowering:
         again = steps.repeat(few, more, every, looked)
         exact = again and (not wants_times(scenario) or _goes_on(scenario, counts))
         foreseen = None if again else steps.foreseen(few, more, every, looked)
-        counts = counts if exact else _counts(scenario, max(foreseen[0] if foreseen else MORE * few, few + scenario.plan.pp))
+        least = max(foreseen[0] if foreseen else MORE * few, few + scenario.plan.pp)
+        counts = counts if exact else shorter_counts(scenario, partial(_allows, scenario), least)
     if last is None or not (exact or passes.ops(coarse) * copies > FOLD_OPS):
         return _coarser(scenario, steps.result) if detail == "layer" and passes.microbatches > FOLD_MICROBATCHES else None
-    # What nearly repeats itself does so from round to round.
-    last = last if exact else shorter_counts(scenario, last[0], rounds=True) or last
     second, first = (steps.result(count, fine) for count in last[1::-1])
     schedule = schedule_of(scenario.model_copy(update={"training": second.layout.training}), last[1])
     layout = layout_of(scenario, schedule, expected_load_factor(scenario))

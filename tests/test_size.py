@@ -151,7 +151,7 @@ def test_so_is_one_of_any_stages_and_micro_batches(schedule: str, cuts: set[int]
         same_step(with_microbatches(drawn, 160 + 4 * more), patch, waits=1e-11)
 
 
-@pytest.mark.parametrize(("schedule", "built", "runs"), [("interleaved", 33_000, 3), ("zb-v", 56_000, 3)])
+@pytest.mark.parametrize(("schedule", "built", "runs"), [("interleaved", 33_000, 3), ("zb-v", 57_000, 3)])
 def test_so_is_one_that_repeats_itself_late(schedule: str, built: int, runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """126 layers over 32 stages, whose first and last are shorter: rounds come near each other by half under `interleaved`, and
     slack that one rank has is used up after 211 micro-batches under `zb-v`. A first step says how long the next must be."""
@@ -174,8 +174,8 @@ def test_so_is_one_that_repeats_itself_late(schedule: str, built: int, runs: int
     # Of two that are to show it the shorter is not played where the longer's slack is used up behind its end.
     assert spent < built
     assert len(played) == runs
-    # What halves from round to round is none below a hundred-billionth of the step.
-    assert same_step(given, monkeypatch, waits=1e-11)
+    # What halves from round to round is none below two hundred-billionths of the step.
+    assert same_step(given, monkeypatch, waits=2e-11)
 
 
 def test_a_thousand_micro_batches_cost_less_than_twice_what_64_do() -> None:

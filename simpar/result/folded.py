@@ -26,7 +26,8 @@ WARM_ROUNDS: Final = 3
 """Rounds of micro-batches (one per pipeline rank) after which most schedules repeat themselves; a step that does not yet says how
 many that takes."""
 SEVERAL_ROUNDS: Final = 5
-"""Where a rank holds several stages: of 14 such cases (Llama 3.1 405B over 16 ranks) 3 do for 5 and 5 for 11."""
+"""Where weight gradients use up slack, or a rank holds several stages that do not take turns round by round: of 17 such cases (Llama 3.1
+405B over 16 ranks) 3 do for 6 and 5 for 12."""
 MORE: Final = 2.0
 """By how much a longer step is longer, where the shorter one says nothing."""
 WORTHWHILE: Final = 1.5
@@ -35,22 +36,26 @@ Counts = tuple[int, int, int]
 """Micro-batches per rank of two shorter steps and of the whole."""
 
 
-def shorter_counts(scenario: Scenario, least: float = 0.0, *, rounds: bool = False) -> Counts | None:
+def shorter_counts(scenario: Scenario, allowed: Callable[[int], bool], least: float = 0.0) -> Counts | None:
     """(few, more, all) micro-batches per rank; None where all is not many.
 
+    They are as near each other as is allowed, a micro-batch of each copy of the model or a round: the less two steps differ by, the
+    sooner both of their ends leave something between them that repeats itself.
+
     Args:
+        allowed: whether the schedule can have so many.
         least: of the shorter one; none = a few rounds.
-        rounds: a round apart, else a micro-batch of each copy of the model: the less two steps differ by, the sooner both of their
-            ends leave something between them that repeats itself.
     """
-    plan, total = scenario.plan, microbatches(scenario)
-    group = plan.microbatch_group_size or plan.pp
-    family = _family(scenario)
-    apart = group if rounds else family.replicas if family else 1
-    several = family is not None and ((family.virtual_stages or plan.virtual_stages) > 1 or family.replicas > 1)
-    few = ceil(least or (SEVERAL_ROUNDS if several and not rounds else WARM_ROUNDS) * group)
-    few += (total - few) % apart
-    return (few, few + apart, total) if total >= WORTHWHILE * (2 * few + apart) else None
+    plan, total, family = scenario.plan, microbatches(scenario), _family(scenario)
+    group, copies = plan.microbatch_group_size or plan.pp, family.replicas if family else 1
+    for apart in (copies, group):
+        several = copies > 1 or (apart < group and plan.virtual_stages > 1)
+        rounds = SEVERAL_ROUNDS if several or (family and family.splits_backward) else WARM_ROUNDS
+        few = ceil(least or rounds * group)
+        few += (total - few) % apart
+        if total >= WORTHWHILE * (2 * few + apart) and allowed(few) and allowed(few + apart):
+            return few, few + apart, total
+    return None
 
 
 def _family(scenario: Scenario) -> ScheduleFamily | None:

@@ -83,7 +83,8 @@ class Step:
     def passes(self, more: int) -> IntArray:
         """The ops of the kinds that have so many, int array [kinds, more]."""
         begins = (np.cumsum(self.count) - self.count)[self.count == more]
-        return self.of_kind[begins[:, None] + np.arange(more)]
+        found: IntArray = self.of_kind[begins[:, None] + np.arange(more)]
+        return found
 
 
 class _Images:
@@ -165,8 +166,11 @@ def may_extend(second: Step, few: int, more: int, *, tolerance: float) -> bool:
     ops = ops[second.program.kind[ops[:, 0]] <= OpKind.SEND_BACKWARD]
     moved = second.times[:, ops[:, ahead:]] - second.times[:, ops[:, :-ahead]]
     alike = np.abs(np.diff(moved, axis=2)).max(axis=0, initial=0.0) <= 4 * tolerance
-    # Rounds of `ahead` passes moved alike: so many less one in a row are moved as the next one is.
-    return ahead < 2 or bool(np.lib.stride_tricks.sliding_window_view(alike, ahead - 1, axis=1).all(axis=2).any(axis=1).all())
+    if ahead < 2:
+        return True
+    # A round of passes is moved alike: so many less one in a row are moved as the next one is.
+    rounds = np.lib.stride_tricks.sliding_window_view(np.asarray(alike), ahead - 1, axis=1)
+    return bool(np.all(np.any(np.all(rounds, axis=2), axis=1)))
 
 
 def foreseen(step: Step, ahead: int, more: int, every: int, *, tolerance: float) -> tuple[float, bool] | None:
