@@ -306,12 +306,9 @@ def _folded(scenario: Scenario, counts: Counts | None, detail: Detail, lowering:
     fine, tried, last, exact = detail, 0, counts, False
     most = FOLD_OPS if passes.ops(coarse) * copies <= FOLD_OPS else FOLD_OPS // 3
     steps = ShorterSteps(
-        lambda count, how, lowered: prepare(
-            with_microbatches(scenario, count), detail=how, expand=scenario.effects.expand, lowering=lowered
-        ),
-        _played,
-        lowering,
-    )
+        lambda n, how, lowered: prepare(with_microbatches(scenario, n), detail=how, expand=scenario.effects.expand, lowering=lowered),
+        _played, lowering,
+    )  # fmt: skip
     while counts is not None and not exact:
         few, more, every = counts
         # What repeats itself late is built whole instead, or extended all the same: tries cost no more than that together.
@@ -323,7 +320,9 @@ def _folded(scenario: Scenario, counts: Counts | None, detail: Detail, lowering:
         # Where layers are hardly more ops than passes, looking at them at once saves a second look.
         looked = coarse if 3 * passes.ops(coarse) <= passes.ops(fine) else fine
         again = steps.repeat(few, more, every, looked)
-        exact = again and (not wants_times(scenario) or _goes_on(scenario, counts))
+        # The order that prices choose for all micro-batches need not be that for fewer, gone on with.
+        orders = (steps.played(count, looked)[0].schedule.rows for count in (few, more))
+        exact = again and (not wants_times(scenario) or goes_on(*orders, _scheduled(scenario)[1].rows))
         foreseen = None if again else steps.foreseen(few, more, every, looked)
         least = max(foreseen[0] if foreseen else MORE * few, few + scenario.plan.pp)
         counts = counts if exact else shorter_counts(scenario, partial(_allows, scenario), least)
@@ -334,12 +333,6 @@ def _folded(scenario: Scenario, counts: Counts | None, detail: Detail, lowering:
     layout = layout_of(scenario, schedule, expected_load_factor(scenario))
     found = extended(first, second, last, layout, exact=exact)
     return found if fine == detail else replace(found, notes=(*found.notes, "one op a pass, whose totals are those of its layers"))
-
-
-def _goes_on(scenario: Scenario, counts: tuple[int, int, int]) -> bool:
-    """Whether the order that prices choose for all micro-batches is that for fewer, gone on with."""
-    few, more, every = (_scheduled(with_microbatches(scenario, count))[1].rows for count in counts)
-    return goes_on(few, more, every)
 
 
 def _coarser(scenario: Scenario, run: Callable[[int, Detail], Result]) -> Result | None:

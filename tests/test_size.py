@@ -140,6 +140,7 @@ def test_so_is_a_step_of_any_layout(name: str, seed: int) -> None:
     schedule=st.sampled_from(sorted(SCHEDULES)), cuts=st.sets(st.integers(1, 15), min_size=7, max_size=7), more=st.integers(0, 40)
 )
 @example(schedule="interleaved_bfs", cuts=set(range(2, 16, 2)), more=2)  # A lead that is as long as there are micro-batches.
+@example(schedule="gpipe", cuts={2, 3, 5, 6, 11, 12, 13}, more=10)  # The allocator takes whole segments, more for long stages.
 def test_so_is_one_of_any_stages_and_micro_batches(schedule: str, cuts: set[int], more: int) -> None:
     """16 layers dealt out to four or eight stages anyhow."""
     virtual = SCHEDULES[schedule].virtual_stages or (2 if "interleaved" in schedule else 1)
@@ -320,7 +321,7 @@ def test_an_order_that_prices_choose_is_not_sought_for_too_many(
     given = make_scenario(
         {**SMALL, "plan": plan, "effects": effects, "training": {**TABLE["training"], "global_batch_size": batch}}
     )
-    monkeypatch.setattr(engine, "_goes_on", lambda *counts: True)
+    monkeypatch.setattr(engine, "goes_on", lambda *orders: True)
     monkeypatch.setenv("SIMPAR_LIMIT", "ops=500_000")
     with pytest.raises(InputError, match=r"micro-batches on 4 stages.* is about"):
         engine.simulate(given)
