@@ -104,7 +104,7 @@ def _first_counts(scenario: Scenario) -> Counts | None:
     """
     passes = passes_of(scenario)
     sought = wants_times(scenario) and passes.ops("stage") * _copies(scenario) > FOLD_OPS  # an order for all micro-batches
-    if passes.microbatches <= FOLD_MICROBATCHES or sought or not can_fold(scenario):
+    if sought or passes.microbatches <= FOLD_MICROBATCHES or not can_fold(scenario):
         return None
     if wrong := _required(scenario, passes.microbatches, {})[0]:
         raise InputError(wrong)
@@ -306,7 +306,7 @@ def _folded(scenario: Scenario, counts: Counts | None, detail: Detail, lowering:
     fine, tried, last, exact = detail, 0, counts, False
     most = FOLD_OPS if passes.ops(coarse) * copies <= FOLD_OPS else FOLD_OPS // 3
     steps = ShorterSteps(
-        lambda n, how, lowered: prepare(with_microbatches(scenario, n), detail=how, expand=scenario.effects.expand, lowering=lowered),
+        lambda n, how, low: prepare(with_microbatches(scenario, n), detail=how, expand=scenario.effects.expand, lowering=low),
         _played, lowering,
     )  # fmt: skip
     while counts is not None and not exact:
@@ -323,8 +323,8 @@ def _folded(scenario: Scenario, counts: Counts | None, detail: Detail, lowering:
         # The order that prices choose for all micro-batches need not be that for fewer, gone on with.
         orders = (steps.played(count, looked)[0].schedule.rows for count in (few, more))
         exact = again and (not wants_times(scenario) or goes_on(*orders, _scheduled(scenario)[1].rows))
-        foreseen = None if again else steps.foreseen(few, more, every, looked)
-        least = max(foreseen[0] if foreseen else MORE * few, few + scenario.plan.pp)
+        needed = (not again and steps.foreseen(few, more, every, looked)) or (MORE * few, False)
+        least = max(needed[0], few + scenario.plan.pp)
         counts = counts if exact else shorter_counts(scenario, partial(_allows, scenario), least)
     if last is None or not (exact or passes.ops(coarse) * copies > FOLD_OPS):
         return _coarser(scenario, steps.result) if detail == "layer" and passes.microbatches > FOLD_MICROBATCHES else None

@@ -175,8 +175,8 @@ def test_so_is_one_that_repeats_itself_late(schedule: str, built: int, runs: int
     # Of two that are to show it the shorter is not played where the longer's slack is used up behind its end.
     assert spent < built
     assert len(played) == runs
-    # What halves from round to round is none below two hundred-billionths of the step.
-    assert same_step(given, monkeypatch, waits=2e-11)
+    # What halves from round to round is none below a hundred-billionth of a shorter step, in each further round.
+    assert same_step(given, monkeypatch, waits=3e-11)
 
 
 def test_a_thousand_micro_batches_cost_less_than_twice_what_64_do() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import chain
 from typing import Literal
 
 from simpar.parallel.layout import Layout
@@ -37,13 +38,13 @@ class Pipelines:
         self._find_ends()
 
     def _find_ends(self) -> None:
-        for row in self.schedule.rows:
-            for action in row:
-                for leaf in action.leaves:
-                    if leaf.phase is Phase.F:
-                        self.first_forward.setdefault(leaf.stage, leaf)
-                    elif leaf.phase in (Phase.B, Phase.W):
-                        self.last_backward[leaf.stage] = leaf
+        forward, backwards, first, last = Phase.F, (Phase.B, Phase.W), self.first_forward, self.last_backward
+        for action in chain.from_iterable(self.schedule.rows):
+            for leaf in action[3] or (action,):
+                if leaf[1] is forward:
+                    first.setdefault(leaf[0], leaf)
+                elif leaf[1] in backwards:
+                    last[leaf[0]] = leaf
 
     def rank_of(self, stage: int) -> int:
         return self.schedule.stage_to_rank[stage]
