@@ -37,7 +37,6 @@ from simpar.result.result import Result
 from simpar.result.shorter_steps import ShorterSteps
 from simpar.schedules import SCHEDULES, Schedule, build_schedule
 from simpar.schedules.csv import read_csv
-from simpar.schedules.order import goes_on
 from simpar.specs.calibration import KNOWN
 from simpar.specs.hardware import HardwareProfile, load_hardware
 from simpar.specs.scenario import Scenario
@@ -321,8 +320,7 @@ def _folded(scenario: Scenario, counts: Counts | None, detail: Detail, lowering:
         looked = coarse if 3 * passes.ops(coarse) <= passes.ops(fine) else fine
         again = steps.repeat(few, more, every, looked)
         # The order that prices choose for all micro-batches need not be that for fewer, gone on with.
-        orders = (steps.played(count, looked)[0].schedule.rows for count in (few, more))
-        exact = again and (not wants_times(scenario) or goes_on(*orders, _scheduled(scenario)[1].rows))
+        exact = again and (not wants_times(scenario) or steps.order_goes_on(few, more, looked, _scheduled(scenario)[1]))
         needed = (not again and steps.foreseen(few, more, every, looked)) or (MORE * few, False)
         least = max(needed[0], few + scenario.plan.pp)
         counts = counts if exact else shorter_counts(scenario, partial(_allows, scenario), least)

@@ -20,6 +20,7 @@ from simpar.cli import main
 from simpar.errors import InputError
 from simpar.program.lower import lower
 from simpar.result.folded import with_microbatches
+from simpar.result.shorter_steps import ShorterSteps
 from simpar.schedules import SCHEDULES
 from simpar.searching.space import Space
 from simpar.specs.scenario import Scenario, apply_override, make_scenario
@@ -109,7 +110,7 @@ def test_so_is_one_whose_order_prices_choose_where_that_goes_on(schedule: str, m
     plan = {"tp": 1, "pp": 4, "schedule": schedule, "layers_per_stage": [2, 6, 4, 4]}
     given = make_scenario({**SMALL, "plan": plan, "training": {**TABLE["training"], "global_batch_size": 672}})
     assert same_step(given, monkeypatch)
-    monkeypatch.setattr(engine, "goes_on", lambda *orders: False)
+    monkeypatch.setattr(ShorterSteps, "order_goes_on", lambda *orders: False)
     assert not same_step(given, monkeypatch)
 
 
@@ -135,19 +136,28 @@ def test_so_is_a_step_of_any_layout(name: str, seed: int) -> None:
             return
 
 
+UNEVEN = frozenset({1, 3, 5, 6, 9, 11, 13, 14, 17, 19, 20, 23, 25, 28, 30})
+
+
 @settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    schedule=st.sampled_from(sorted(SCHEDULES)), cuts=st.sets(st.integers(1, 15), min_size=7, max_size=7), more=st.integers(0, 40)
-)
-@example(schedule="interleaved_bfs", cuts=set(range(2, 16, 2)), more=2)  # A lead that is as long as there are micro-batches.
-@example(schedule="gpipe", cuts={2, 3, 5, 6, 11, 12, 13}, more=10)  # The allocator takes whole segments, more for long stages.
-def test_so_is_one_of_any_stages_and_micro_batches(schedule: str, cuts: set[int], more: int) -> None:
-    """16 layers dealt out to four or eight stages anyhow."""
-    virtual = SCHEDULES[schedule].virtual_stages or (2 if "interleaved" in schedule else 1)
-    ends = sorted(cuts)[2 - virtual :: 3 - virtual]
-    layers = [b - a for a, b in zip([0, *ends], [*ends, 16], strict=True)]
+    schedule=st.sampled_from(sorted(SCHEDULES)), chunks=st.sampled_from([2, 4]),
+    cuts=st.frozensets(st.integers(1, 31), min_size=15, max_size=15), more=st.integers(0, 40),
+)  # fmt: skip
+@example(schedule="interleaved_bfs", chunks=2, cuts=frozenset(range(2, 32, 2)), more=2)  # A lead that lasts.
+@example(schedule="interleaved_bfs", chunks=4, cuts=UNEVEN, more=7)
+@example(schedule="interleaved", chunks=4, cuts=UNEVEN, more=20)
+@example(schedule="interleaved_zb", chunks=2, cuts=UNEVEN, more=20)
+@example(schedule="zb-v", chunks=2, cuts=UNEVEN, more=40)
+@example(schedule="zb-h2", chunks=2, cuts=UNEVEN, more=40)
+@example(schedule="gpipe", chunks=2, cuts=UNEVEN, more=40)  # The allocator takes whole segments, more for long stages.
+def test_so_is_one_of_any_stages_and_micro_batches(schedule: str, chunks: int, cuts: frozenset[int], more: int) -> None:
+    """32 layers dealt out to 4, 8 or 16 stages anyhow."""
+    virtual = SCHEDULES[schedule].virtual_stages or (chunks if "interleaved" in schedule else 1)
+    ends = sorted(cuts)[4 // virtual - 1 :: 4 // virtual]
+    layers = [b - a for a, b in zip([0, *ends], [*ends, 32], strict=True)]
     plan = {"tp": 1, "pp": 4, "schedule": schedule, "virtual_stages": virtual, "layers_per_stage": layers}
-    drawn = make_scenario({**SMALL, "plan": plan})
+    drawn = make_scenario({**SMALL, "model": {**SMALL["model"], "num_hidden_layers": 32}, "plan": plan})
     with pytest.MonkeyPatch.context() as patch:
         same_step(with_microbatches(drawn, 160 + 4 * more), patch, waits=1e-11)
 
@@ -321,7 +331,7 @@ def test_an_order_that_prices_choose_is_not_sought_for_too_many(
     given = make_scenario(
         {**SMALL, "plan": plan, "effects": effects, "training": {**TABLE["training"], "global_batch_size": batch}}
     )
-    monkeypatch.setattr(engine, "goes_on", lambda *orders: True)
+    monkeypatch.setattr(ShorterSteps, "order_goes_on", lambda *orders: True)
     monkeypatch.setenv("SIMPAR_LIMIT", "ops=500_000")
     with pytest.raises(InputError, match=r"micro-batches on 4 stages.* is about"):
         engine.simulate(given)

@@ -15,6 +15,7 @@ from simpar.result.interpret import Priced, interpret
 from simpar.result.memory import RankMemory
 from simpar.result.regime import Step, extends, foreseen, may_extend
 from simpar.schedules import Schedule
+from simpar.schedules.order import goes_on
 
 SAME: Final = 1e-11
 """Times that differ by no more of the step are the same."""
@@ -71,6 +72,11 @@ class ShorterSteps:
         if not extends(first, self._step(more, how), interference=slowed, tolerance=tolerance, further=further):
             return False
         return all(map(_memory_extends, self.result(few, how).memory, self.result(more, how).memory))
+
+    def order_goes_on(self, few: int, more: int, how: Detail, every: Schedule) -> bool:
+        """Whether `every` goes on with the order of the two steps."""
+        short, longer = (self.played(count, how)[0].schedule.rows for count in (few, more))
+        return goes_on(short, longer, every.rows)
 
     def foreseen(self, few: int, more: int, every: int, how: Detail) -> tuple[float, bool] | None:
         """(how many micro-batches a step has that repeats itself, whether as a slack lasts until then), as far as that of `more`
