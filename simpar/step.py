@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
-from math import inf
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,11 +17,10 @@ from simpar.costs.mixed import MixedPricer
 from simpar.costs.pricer import LayoutPricer
 from simpar.costs.stage_times import stage_times
 from simpar.decide import Probe
-from simpar.engine import discrete_event
+from simpar.engine import discrete_event, slowed_paths
 from simpar.engine.effects import expected_load_factor, imbalance_of, memory_loads, routing_law
 from simpar.engine.longest_path import longest_path
 from simpar.engine.repeat import Repetitions, repeat
-from simpar.engine.resume import Head
 from simpar.engine.timeline import Timeline
 from simpar.errors import InputError, Violation
 from simpar.model.kind import kind_of, site_of
@@ -33,13 +31,12 @@ from simpar.program.program import PriceTable, Program
 from simpar.program.transfers import with_transfers
 from simpar.program.waits import optimizer_waits
 from simpar.result.accounting import account
-from simpar.result.folded import Counts, closer, extended, first_counts, is_drawn, next_counts, wants_times, with_microbatches
+from simpar.result.folded import MORE, Counts, can_fold, extended, is_drawn, shorter_counts, wants_times, with_microbatches
 from simpar.result.interpret import Priced, interpret, slowest_replica
 from simpar.result.result import Result
 from simpar.result.shorter_steps import ShorterSteps
 from simpar.schedules import SCHEDULES, Schedule, build_schedule
 from simpar.schedules.csv import read_csv
-from simpar.schedules.order import goes_on
 from simpar.specs.calibration import KNOWN
 from simpar.specs.hardware import HardwareProfile, load_hardware
 from simpar.specs.scenario import Scenario
@@ -99,17 +96,23 @@ def _required(
 
 
 def _first_counts(scenario: Scenario) -> Counts | None:
-    """Micro-batches of two shorter steps and of the whole that the schedule can have.
+    """Micro-batches of two shorter steps to try first and of the whole; None where it is not simulated from shorter ones.
 
     Raises:
-        InputError: the schedule cannot have those of the whole.
+        InputError: the schedule cannot have the micro-batches of the whole.
     """
-    if wants_times(scenario) and passes_of(scenario).ops("stage") * _copies(scenario) > FOLD_OPS:
-        return None  # Its order is sought for all micro-batches.
-    counts = first_counts(scenario)
-    if counts and (wrong := _required(scenario, counts[2], {})[0]):
+    passes = passes_of(scenario)
+    sought = wants_times(scenario) and passes.ops("stage") * _copies(scenario) > FOLD_OPS  # an order for all micro-batches
+    if sought or passes.microbatches <= FOLD_MICROBATCHES or not can_fold(scenario):
+        return None
+    if wrong := _required(scenario, passes.microbatches, {})[0]:
         raise InputError(wrong)
-    return counts if counts and not any(_required(scenario, count, {})[0] for count in counts[:2]) else None
+    return shorter_counts(scenario, partial(_allows, scenario))
+
+
+def _allows(scenario: Scenario, count: int) -> bool:
+    """Whether the schedule can have so many micro-batches."""
+    return not _required(scenario, count, {})[0]
 
 
 def _copies(scenario: Scenario) -> int:
@@ -219,7 +222,7 @@ def decided(scenario: Scenario) -> Scenario:
     probe = Probe(
         prepare=lambda chosen, replica: prepare(chosen, detail="stage", replica=replica), pricer=pricer_of,
         step=lambda priced: interpret(priced, run(priced, "longest_path")),
-        allows=lambda chosen, count: not _required(chosen, count, {})[0],
+        allows=_allows,
     )  # fmt: skip
     return decide.decided(settled(scenario), probe)
 
@@ -236,11 +239,19 @@ def settled(scenario: Scenario) -> Scenario:
     return scenario.model_copy(update={"site": site.settled(kind)})
 
 
-def run(priced: Priced, engine: Engine = "discrete_event", head: Head | None = None, **effects: Any) -> Timeline:
-    """Replay the program, behind its `head`; `effects` go to the discrete-event engine (interference, contention, noise, ...)."""
+def run(priced: Priced, engine: Engine = "discrete_event", **effects: Any) -> Timeline:
+    """Replay the program; `effects` go to the discrete-event engine (interference, contention, noise, ...)."""
     if engine == "longest_path":
         return longest_path(priced.program, priced.table)
-    return discrete_event.run(priced.program, priced.table, discrete_event.Effects(**{"interference": True, **effects}), head=head)
+    return discrete_event.run(priced.program, priced.table, discrete_event.Effects(**{"interference": True, **effects}))
+
+
+def _played(priced: Priced) -> Timeline:
+    """A step without chance and shared links: by the recurrence where that finds the times of the discrete-event engine, sooner."""
+    effects = priced.layout.scenario.effects
+    if priced.expanded or effects.slow_ranks or not effects.interference:
+        return run(priced, **priced.effects)
+    return slowed_paths.timeline(priced.program, priced.table)
 
 
 def simulate(
@@ -259,7 +270,7 @@ def simulate(
     scenario = decided(scenario)
     passes, finer = passes_of(scenario), detail
     copies = _copies(scenario)
-    counts = _first_counts(scenario) if passes.microbatches > FOLD_MICROBATCHES else None
+    counts = _first_counts(scenario)
     if passes.ops(detail) * copies > FOLD_OPS:
         built, most = (counts[1], FOLD_OPS) if counts else (passes.microbatches, limits()["ops"])
         while detail != "stage" and passes.ops(detail, built) * copies > most:
@@ -282,56 +293,44 @@ def _with_detail(result: Result, detail: Detail, finer: Detail) -> Result:
     return replace(result, notes=(*result.notes, note))
 
 
-def _folded(scenario: Scenario, apart: Counts | None, detail: Detail, lowering: Lowering) -> Result | None:
+def _folded(scenario: Scenario, counts: Counts | None, detail: Detail, lowering: Lowering) -> Result | None:
     """A step of many equal micro-batches from two shorter ones; where it does not repeat itself soon, all of it with one op a pass,
     whose totals are the same; None where it is built as it is.
 
     Args:
-        apart: micro-batches of the first two to try, and of the whole.
+        counts: micro-batches of the first two to try, and of the whole.
     """
-    copies = _copies(scenario)
-    passes, last, tried = passes_of(scenario), None, 0
-
-    steps = ShorterSteps(
-        lambda count, how, lowered: prepare(
-            with_microbatches(scenario, count), detail=how, expand=scenario.effects.expand, lowering=lowered
-        ),
-        lambda priced, head: run(priced, head=head, **priced.effects),
-        lowering,
-    )
+    passes, copies = passes_of(scenario), _copies(scenario)
     coarse: Detail = "stage" if detail == "layer" else detail
-    # What repeats itself late is built whole instead, where it can be: tries cost no more than that together.
-    most = inf if passes.ops(coarse) * copies > FOLD_OPS else passes.microbatches
-    while apart is not None and (last is None or (passes.ops(coarse, sum(apart[:2])) * copies <= FOLD_OPS and tried <= most)):
-        tried += apart[1]
-        near = closer(scenario, apart)
-        counts = few, more, every = apart if _required(scenario, near[1], {})[0] else near
+    fine, tried, last, exact = detail, 0, counts, False
+    most = FOLD_OPS if passes.ops(coarse) * copies <= FOLD_OPS else FOLD_OPS // 3
+    steps = ShorterSteps(
+        lambda n, how, low: prepare(with_microbatches(scenario, n), detail=how, expand=scenario.effects.expand, lowering=low),
+        _played, lowering,
+    )  # fmt: skip
+    while counts is not None and not exact:
+        few, more, every = counts
+        # What repeats itself late is built whole instead, or extended all the same: tries cost no more than that together.
+        if tried and (tried > every or passes.ops(coarse, tried + few + more) * copies > most):
+            break
+        last, tried = counts, tried + more
         # Many micro-batches layer by layer cost more than a step of half as many as are built whole: passes say the same.
         fine = detail if few + more <= FOLD_MICROBATCHES // 2 else coarse
         # Where layers are hardly more ops than passes, looking at them at once saves a second look.
         looked = coarse if 3 * passes.ops(coarse) <= passes.ops(fine) else fine
         again = steps.repeat(few, more, every, looked)
-        exact = again and (not wants_times(scenario) or _goes_on(scenario, counts))
-        last = (counts if exact else apart, exact)  # What nearly repeats itself does so from group to group.
-        if exact:
-            break
-        apart = next_counts(scenario, apart, None if again else steps.foreseen(few, more, every, looked))
-    if last is None or not (last[1] or passes.ops(coarse) * copies > FOLD_OPS):
+        # The order that prices choose for all micro-batches need not be that for fewer, gone on with.
+        exact = again and (not wants_times(scenario) or steps.order_goes_on(few, more, looked, _scheduled(scenario)[1]))
+        needed = (not again and steps.foreseen(few, more, every, looked)) or (MORE * few, False)
+        least = max(needed[0], few + scenario.plan.pp)
+        counts = counts if exact else shorter_counts(scenario, partial(_allows, scenario), least)
+    if last is None or not (exact or passes.ops(coarse) * copies > FOLD_OPS):
         return _coarser(scenario, steps.result) if detail == "layer" and passes.microbatches > FOLD_MICROBATCHES else None
-    counts, exact = last
-    if exact:
-        steps.read_off(*counts, fine)
-    first, second = (steps.result(count, fine) for count in counts[:2])
-    schedule = schedule_of(scenario.model_copy(update={"training": second.layout.training}), counts[1])
+    second, first = (steps.result(count, fine) for count in last[1::-1])
+    schedule = schedule_of(scenario.model_copy(update={"training": second.layout.training}), last[1])
     layout = layout_of(scenario, schedule, expected_load_factor(scenario))
-    found = extended(first, second, counts, layout, exact=exact)
+    found = extended(first, second, last, layout, exact=exact)
     return found if fine == detail else replace(found, notes=(*found.notes, "one op a pass, whose totals are those of its layers"))
-
-
-def _goes_on(scenario: Scenario, counts: tuple[int, int, int]) -> bool:
-    """Whether the order that prices choose for all micro-batches is that for fewer, gone on with."""
-    few, more, every = (_scheduled(with_microbatches(scenario, count))[1].rows for count in counts)
-    return goes_on(few, more, every)
 
 
 def _coarser(scenario: Scenario, run: Callable[[int, Detail], Result]) -> Result | None:

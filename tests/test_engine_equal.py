@@ -17,7 +17,8 @@ from simpar.engine.discrete_event import Effects, run
 from simpar.engine.jitter import Noise
 from simpar.engine.longest_path import Sweep, longest_path, longest_path_batch
 from simpar.errors import DeadlockError, InputError, InternalError
-from simpar.program.program import Program
+from simpar.program.builder import ProgramBuilder
+from simpar.program.program import OpKind, Program, Stream
 
 
 def replayed(program, table_, **options):
@@ -73,6 +74,24 @@ def test_networkx_agrees(data):
     program = data.draw(programs(acyclic=True))
     table_ = data.draw(prices(program))
     assert longest_path(program, table_).makespan == pytest.approx(longest_by_networkx(program, table_.seconds), rel=1e-12)
+
+
+def test_a_dependency_that_the_order_of_a_stream_implies_is_none() -> None:
+    """Of four ops on a stream the last waits for the first, as it does anyway, and for a send. Waiting for a later op deadlocks."""
+    builder = ProgramBuilder("one stream")
+    lanes = {True: Stream(0, "pp"), False: Stream(0, "compute")}
+
+    def add(key: str, *deps: str) -> None:
+        builder.add(key, kind=OpKind.OTHER, role=0, streams=[lanes[key == "s"]], price=0, deps=deps)
+
+    for key, *deps in ("a", "b", "sa", "c", "dabs"):
+        add(key, *deps)
+    ptr, ops = builder.build().predecessors
+    assert [ops[a:b].tolist() for a, b in pairwise(ptr)] == [[], [0], [0], [1], [2, 3]]
+    add("e", "f")
+    add("f", "f")
+    with pytest.raises(DeadlockError):
+        builder.build().check()
 
 
 @given(st.data())

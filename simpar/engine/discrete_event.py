@@ -19,7 +19,6 @@ from simpar.engine.durations import SlowFactors, op_seconds
 from simpar.engine.elastic import ElasticReplay
 from simpar.engine.imbalance import Imbalance
 from simpar.engine.jitter import Noise
-from simpar.engine.resume import Head, nothing
 from simpar.engine.timeline import Timeline
 from simpar.program.program import FloatArray, PriceTable, Program
 
@@ -56,36 +55,32 @@ class Effects:
 NO_EFFECTS: Final = Effects()
 
 
-def run(
-    program: Program, prices: PriceTable, effects: Effects = NO_EFFECTS, *, repetition: int = 0, head: Head | None = None
-) -> Timeline:
+def run(program: Program, prices: PriceTable, effects: Effects = NO_EFFECTS, *, repetition: int = 0) -> Timeline:
     """Replay `program` and return when every op ran.
 
     Args:
         program: what waits for what.
         prices: seconds and interference per price.
         repetition: which of the seed's independent runs.
-        head: how it begins, where that is known, of a program without cycles; not under contention.
 
     Raises:
         DeadlockError: the program has a cycle; found before anything runs.
         InputError: a slow factor or the network is wrong, or a transfer waits for ever on a link that is down.
     """
-    if head is None:
-        program.check()
+    program.check()
     seconds = effects.seconds(program, prices, repetition)
-    begun = head or nothing(program)
-    env = Environment(begun.until)
+    env = Environment()
     if not effects.elastic(prices):
-        return _replay(env, program, seconds, begun)
-    return ElasticReplay(env, program, prices, seconds, effects.interference, effects.contention).run(begun)
+        return _replay(env, program, seconds)
+    return ElasticReplay(env, program, prices, seconds, effects.interference, effects.contention).run()
 
 
-def _replay(env: Environment, program: Program, seconds: FloatArray, head: Head) -> Timeline:
+def _replay(env: Environment, program: Program, seconds: FloatArray) -> Timeline:
     """Every op takes its seconds. Plain lists and local names: this loop is simpar's speed."""
-    waiting, running, start, finish = head.begun(program)
+    waiting = np.diff(program.predecessors[0]).tolist()
     ptr, successors = program.successors[0].tolist(), program.successors[1].tolist()
     durations = seconds.tolist()
+    start, finish = [0.0] * program.num_ops, [0.0] * program.num_ops
     timeout = env.timeout
 
     def begin(op: int, now: float) -> None:
@@ -100,9 +95,7 @@ def _replay(env: Environment, program: Program, seconds: FloatArray, head: Head)
             if not waiting[successor]:
                 begin(successor, now)
 
-    for op in running:
-        timeout(finish[op] - head.until, op).callbacks.append(end)
-    for op in head.ready(waiting):
-        begin(op, head.until)
+    for op in [op for op, count in enumerate(waiting) if not count]:
+        begin(op, 0.0)
     env.run()
     return Timeline(program, np.array(start), np.array(finish))

@@ -16,7 +16,6 @@ from simpy import Environment, Event
 
 from simpar.engine.contention import Contention
 from simpar.engine.interference import Interference
-from simpar.engine.resume import Head
 from simpar.engine.running import Running
 from simpar.engine.sharing import Sharing
 from simpar.engine.timeline import Timeline
@@ -45,8 +44,11 @@ class ElasticReplay:
     ) -> None:
         self._env, self._program = env, program
         self._durations: list[float] = seconds.tolist()
+        self._waiting: list[int] = np.diff(program.predecessors[0]).tolist()
         self._ptr: list[int] = program.successors[0].tolist()
         self._successors: list[int] = program.successors[1].tolist()
+        self._start, self._finish = [0.0] * program.num_ops, [0.0] * program.num_ops
+        self._left = program.num_ops
         self._sharing = None if contention is None else Sharing(contention, program, seconds)
         shares: frozenset[int] = self._sharing.ops if self._sharing else frozenset()
         quiet = PriceTable(prices.seconds, np.zeros_like(prices.interference))
@@ -58,25 +60,19 @@ class ElasticReplay:
         """Compute ops that start at this instant and have no event yet: their speed is not known."""
         self._settling = False
 
-    def run(self, head: Head) -> Timeline:
-        """Replay from the end of `head` to the end.
+    def run(self) -> Timeline:
+        """Replay to the end.
 
         Raises:
             InputError: a transfer waits for ever on a link that is down.
         """
-        self._waiting, running, self._start, self._finish = head.begun(self._program)
-        self._left = self._program.num_ops - head.done
         sharing = self._sharing
         if sharing:
             for index in range(len(sharing.schedules)):
                 self._plan_capacity(index, 0)
-        for op in running:
-            self._env.timeout(self._finish[op] - head.until, op).callbacks.append(self._end_plain)
-            if self._traits[op] & _LOUD:
-                self._beside.start_communication(op)
-        for op in head.ready(self._waiting):
-            self._begin(op, head.until)
-        self._settle_interference(head.until)
+        for op in [op for op, count in enumerate(self._waiting) if not count]:
+            self._begin(op, 0.0)
+        self._settle_interference(0.0)
         self._env.run()
         if self._left:
             self._report_stall()

@@ -10,7 +10,6 @@ for sums of more than one stretch.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -72,7 +71,7 @@ class _Order:
         if len(own):
             alone = (held == 1) & (compute < 0)
             stream = np.where(alone, own[np.minimum(own_ptr[:-1], len(own) - 1)], -1)
-        order = _sorted(program, compute)
+        order, _ = program.topological_order
         place = np.empty(ops, dtype=np.int64)
         place[order] = np.arange(1, ops + 1)
         count, before, two = np.diff(ptr), place[sources], np.zeros((2, ops), dtype=np.int64)
@@ -100,28 +99,6 @@ class _Order:
         slows = set(np.flatnonzero((interference > 0.0).any(axis=0)).tolist())
         streams = {stream for key, _, stream, _ in self.kinds if key in slows}
         return [(role, stream) if stream >= 0 and stream in streams else None for _, _, stream, role in self.kinds]
-
-
-def _sorted(program: Program, compute: IntArray) -> IntArray:
-    waiting: list[int] = np.diff(program.predecessors[0]).tolist()
-    ptr, successors = (each.tolist() for each in program.successors)
-    works = (compute >= 0).tolist()
-    talk: deque[int] = deque()
-    work: deque[int] = deque()
-    for op, count in enumerate(waiting):
-        if not count:
-            (work if works[op] else talk).append(op)
-    found = []
-    while talk or work:
-        op = talk.popleft() if talk else work.popleft()
-        found.append(op)
-        for successor in successors[ptr[op] : ptr[op + 1]]:
-            waiting[successor] -= 1
-            if not waiting[successor]:
-                (work if works[successor] else talk).append(successor)
-    if len(found) < program.num_ops:
-        program.check()
-    return np.array(found, dtype=np.int64)
 
 
 def makespans(

@@ -7,6 +7,7 @@ price tables.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -151,14 +152,19 @@ class Program:
 
     @cached_property
     def predecessors(self) -> tuple[IntArray, IntArray]:
-        """CSR (ptr, ops): dependencies and stream predecessors of each op, without duplicates."""
+        """CSR (ptr, ops): stream predecessors of each op, and dependencies that the order of a stream does not imply."""
         heads = np.repeat(np.arange(self.num_ops), np.diff(self.dep_ptr))
         same_stream = np.ones(max(len(self.stream_ops) - 1, 0), dtype=bool)
         starts = self.stream_ptr[1:-1]
         same_stream[starts[(starts > 0) & (starts < len(self.stream_ops))] - 1] = False
         before, after = self.stream_ops[:-1][same_stream], self.stream_ops[1:][same_stream]
-        target = np.concatenate([heads, after])
-        source = np.concatenate([self.dep_ops, before])
+        stream, place = np.full(self.num_ops, -1), np.full(self.num_ops, -1)
+        stream[self.stream_ops] = np.repeat(np.arange(len(self.streams)), np.diff(self.stream_ptr))
+        place[self.stream_ops] = np.arange(len(self.stream_ops))
+        own, other = place[heads], place[self.dep_ops]
+        told = (stream[heads] != stream[self.dep_ops]) | (other >= own)
+        target = np.concatenate([heads[told], after])
+        source = np.concatenate([self.dep_ops[told], before])
         # Sorted by hand: numpy 2's hashing np.unique takes many times longer on millions of entries.
         code = np.sort(target * self.num_ops + source)
         code = code[np.diff(code, prepend=-1) > 0]
@@ -184,28 +190,46 @@ class Program:
         return {role: tuple(indices) for role, indices in found.items()}
 
     @cached_property
-    def topological_levels(self) -> tuple[IntArray, ...]:
-        """Ops grouped so that every predecessor of a level lies in an earlier one; ascending within a level.
+    def topological_order(self) -> tuple[IntArray, IntArray]:
+        """Every op behind its predecessors, communication before the compute that it may run beside; the level of each, one more
+        than that of any predecessor. Int arrays [ops].
 
         Raises:
             DeadlockError: the program has a cycle; the error names it.
         """
-        degrees = np.diff(self.predecessors[0])
-        waiting = degrees.tolist()
+        waiting = np.diff(self.predecessors[0]).tolist()
         ptr, ops = self.successors[0].tolist(), self.successors[1].tolist()
+        computes = np.zeros(self.num_ops, dtype=bool)
+        for index, stream in enumerate(self.streams):
+            if stream.kind == "compute":
+                computes[self.ops_at(index)] = True
+        works, level = computes.tolist(), [0] * self.num_ops
         # Plain lists: programs are often thousands of levels deep and a few ops wide, where numpy calls per level cost more.
-        order = np.flatnonzero(degrees == 0).tolist()
-        level = [0] * self.num_ops
-        for op in order:
+        ready = np.flatnonzero(np.array(waiting) == 0)
+        work, talk = deque(ready[computes[ready]].tolist()), deque(ready[~computes[ready]].tolist())
+        order = []
+        while talk or work:
+            op = talk.popleft() if talk else work.popleft()
+            order.append(op)
             below = level[op] + 1
             for successor in ops[ptr[op] : ptr[op + 1]]:
                 waiting[successor] -= 1
-                if not waiting[successor]:
+                if level[successor] < below:
                     level[successor] = below
-                    order.append(successor)
+                if not waiting[successor]:
+                    (work if works[successor] else talk).append(successor)
         if len(order) != self.num_ops:
             raise DeadlockError(self._cycle(np.array(waiting, dtype=np.int64)))
-        levels = np.array(level, dtype=np.int64)
+        return np.array(order, dtype=np.int64), np.array(level, dtype=np.int64)
+
+    @cached_property
+    def topological_levels(self) -> tuple[IntArray, ...]:
+        """Ops grouped so that every predecessor of a level lies in an earlier one; ascending within a level.
+
+        Raises:
+            DeadlockError: as of `topological_order`.
+        """
+        levels = self.topological_order[1]
         sizes = np.bincount(levels)
         return tuple(np.split(np.argsort(levels, kind="stable"), np.cumsum(sizes)[:-1])) if len(sizes) else ()
 
@@ -215,7 +239,7 @@ class Program:
         Raises:
             DeadlockError: naming the ops of one cycle.
         """
-        _ = self.topological_levels
+        _ = self.topological_order
 
     def _cycle(self, indegree: IntArray) -> list[str]:
         """Labels of one cycle among the ops that never became ready."""

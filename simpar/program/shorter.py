@@ -3,29 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
 
 from simpar.program.program import IntArray, Program, pointers
 from simpar.schedules import Action, Schedule
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A program without a round of every row.
-
-    Attributes:
-        program: what is left; micro-batches keep their numbers, and there are no labels.
-        kept: its ops in the longer program, int array [ops].
-        rows: of each row (first op, first and behind the last op of the round, behind the last op) in the longer program.
-    """
-
-    program: Program
-    kept: IntArray
-    rows: tuple[tuple[int, int, int, int], ...]
-
 
 Rounds = list[tuple[int, int]]
 """Of each row of a schedule the place of a round in it, and its length."""
@@ -37,11 +21,12 @@ def rounds(fewer: Schedule, more: Schedule) -> Rounds | None:
     return [own for own in found if own] if all(found) else None
 
 
-def leave_out(program: Program, more: Schedule, left: Rounds, microbatches: int) -> LeftOut | None:
+def leave_out(program: Program, more: Schedule, left: Rounds, microbatches: int) -> Program | None:
     """`program`, folded and lowered from `more`, as lowered from a schedule without these rounds of so many micro-batches of each
     copy of the model; None where that is not the same without their ops.
 
-    An op waits for what it ever does of its micro-batch; behind the round all of these are numbered anew.
+    An op waits for what it ever does of its micro-batch; behind the round all of these are numbered anew. Micro-batches keep their
+    numbers otherwise, and there are no labels.
     """
     begins, starts, cuts = program.begins.tolist(), [0, *accumulate(map(len, more.rows))], []
     for (place, length), start, end in zip(left, starts, starts[1:], strict=False):
@@ -66,7 +51,7 @@ def leave_out(program: Program, more: Schedule, left: Rounds, microbatches: int)
         return None
     number, on = np.cumsum(stay) - 1, stay[program.stream_ops]
     stream = np.repeat(np.arange(len(program.streams)), np.diff(program.stream_ptr))[on]
-    found = replace(
+    return replace(
         program,
         stream_ptr=pointers(np.bincount(stream, minlength=len(program.streams))),
         stream_ops=number[program.stream_ops[on]],
@@ -77,17 +62,16 @@ def leave_out(program: Program, more: Schedule, left: Rounds, microbatches: int)
         labels={},
         begins=np.zeros(0, dtype=np.int64),
     )
-    return LeftOut(found, np.flatnonzero(stay), tuple(cuts))
 
 
-def kinds(row: tuple[Action, ...]) -> Iterator[tuple[object, ...]]:
+def _kinds(row: tuple[Action, ...]) -> Iterator[tuple[object, ...]]:
     """What a rank runs, whichever micro-batch."""
     return (action[:2] if not action[3] else (action[3][0][0], action[3][1][0]) for action in row)
 
 
 def _round(fewer: tuple[Action, ...], more: tuple[Action, ...]) -> tuple[int, int] | None:
     """(place, length) of a round in `more`, with a round like it on either side, that `fewer` does not have."""
-    short, longer = list(kinds(fewer)), list(kinds(more))
+    short, longer = list(_kinds(fewer)), list(_kinds(more))
     length = len(longer) - len(short)
     end = next((at for at, (a, b) in enumerate(zip(short, longer, strict=False)) if a != b), len(short))
     at, again = end - length, longer[end - length : end]

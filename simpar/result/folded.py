@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from math import ceil, isfinite
+from math import ceil
 from typing import Final
 
 from simpar.parallel.layout import Layout, recomputed_flops
@@ -21,93 +21,47 @@ from simpar.schedules import SCHEDULES
 from simpar.schedules.family import ScheduleFamily
 from simpar.specs.counts import microbatches, resolved_dp
 from simpar.specs.scenario import Scenario
-from simpar.specs.size import passes_of
 
 WARM_ROUNDS: Final = 3
 """Rounds of micro-batches (one per pipeline rank) after which most schedules repeat themselves; a step that does not yet says how
 many that takes."""
-SEVERAL_ROUNDS: Final = 7
-"""Rounds where a rank holds several stages: of 11 such schedules that repeat themselves (Llama 3.1 405B over 4, 8 and 16 ranks) 7
-do for 9."""
-TURN_ROUNDS: Final = 4
-"""Least rounds where the stages of a rank take turns: 8 do for 9 of 9, 4 to 6 for most, the more the stages of a rank."""
-TURN_MICROBATCHES: Final = 80
-"""A step of so many, built layer by layer, costs as much as the longest of theirs that is tried first, of up to 8 rounds: a try
-that fails costs more than what a shorter one saves."""
-FEW_ROUNDS: Final = 5
-"""Theirs where there are not micro-batches for more."""
+SEVERAL_ROUNDS: Final = 5
+"""Where weight gradients use up slack, or a rank holds several stages that do not take turns round by round: of 25 such cases
+(Llama 3.1 405B over 16 ranks) 3 do for 11 and 5 for 20."""
+MORE: Final = 2.0
+"""By how much a longer step is longer, where the shorter one says nothing."""
 WORTHWHILE: Final = 1.5
 """Least ratio of all micro-batches to those simulated twice."""
 Counts = tuple[int, int, int]
 """Micro-batches per rank of two shorter steps and of the whole."""
 
 
-def shorter_counts(scenario: Scenario, rounds: int) -> Counts | None:
+def shorter_counts(scenario: Scenario, allowed: Callable[[int], bool], least: float = 0.0) -> Counts | None:
     """(few, more, all) micro-batches per rank; None where all is not many.
 
+    They are as near each other as is allowed, a micro-batch of each copy of the model or a round: the less two steps differ by, the
+    sooner both of their ends leave something between them that repeats itself.
+
     Args:
-        rounds: of the shorter one.
+        allowed: whether the schedule can have so many.
+        least: of the shorter one; none = a few rounds.
     """
-    plan, total = scenario.plan, microbatches(scenario)
-    group = plan.microbatch_group_size or plan.pp
-    few = rounds * group + total % group
-    more = few + group
-    return (few, more, total) if total >= WORTHWHILE * (few + more) else None
+    plan, total, family = scenario.plan, microbatches(scenario), _family(scenario)
+    group, copies = plan.microbatch_group_size or plan.pp, family.replicas if family else 1
+    for apart in (copies, group):
+        several = copies > 1 or (apart < group and plan.virtual_stages > 1)
+        rounds = SEVERAL_ROUNDS if several or (family and family.splits_backward) else WARM_ROUNDS
+        few = ceil(least or rounds * group)
+        few += (total - few) % apart
+        if total >= WORTHWHILE * (2 * few + apart) and allowed(few) and allowed(few + apart):
+            return few, few + apart, total
+    return None
 
 
 def _family(scenario: Scenario) -> ScheduleFamily | None:
     """The schedule's entry in the table; None where it is chosen by itself."""
     known = scenario.plan.schedule in SCHEDULES  # an unknown name is an error of the table
     return SCHEDULES[scenario.plan.schedule] if known else None
-
-
-def _takes_turns(scenario: Scenario) -> bool:
-    """Whether the stages of a rank take groups of micro-batches in turns (not those of a V, or of two copies of the model)."""
-    plan, family = scenario.plan, _family(scenario)
-    wound = family is not None and family.virtual_stages is not None
-    return bool(plan.microbatch_group_size) or (plan.virtual_stages > 1 and not wound)
-
-
-def _copies(scenario: Scenario) -> int:
-    """Of the model, each with its own micro-batches."""
-    family = _family(scenario)
-    return family.replicas if family else 1
-
-
-def first_rounds(scenario: Scenario) -> int:
-    """Rounds of micro-batches to try first."""
-    if _takes_turns(scenario):
-        passes, plan = passes_of(scenario), scenario.plan
-        longest = TURN_MICROBATCHES * (1 + max(passes.layers / passes.stages, 1)) / 2
-        return max(min(int(longest / (plan.microbatch_group_size or plan.pp)) - 1, 8), TURN_ROUNDS)
-    family = _family(scenario)
-    several = family is not None and ((family.virtual_stages or 1) > 1 or family.replicas > 1)
-    return SEVERAL_ROUNDS if several else WARM_ROUNDS
-
-
-def first_counts(scenario: Scenario) -> Counts | None:
-    """Counts to try first; None where there are not micro-batches for them."""
-    if not can_fold(scenario):
-        return None
-    rounds = first_rounds(scenario)
-    return shorter_counts(scenario, rounds) or shorter_counts(scenario, min(rounds, FEW_ROUNDS))
-
-
-def next_counts(scenario: Scenario, counts: Counts, needed: tuple[float, bool] | None) -> Counts | None:
-    """Counts to try after `counts`: of so many micro-batches, where that is known (as `foreseen`); None where those are not few."""
-    group = counts[1] - counts[0]
-    wanted = max(needed[0] if needed is not None else 1.5 * counts[0], counts[0] + group)
-    return shorter_counts(scenario, ceil((wanted - counts[2] % group) / group)) if isfinite(wanted) else None
-
-
-def closer(scenario: Scenario, counts: Counts) -> Counts:
-    """`counts` with the least round: a micro-batch (of each copy) where each is handled as the one before, a group where stages
-    take turns.
-
-    The less the two steps differ by, the sooner both of their ends leave a round between them that repeats itself.
-    """
-    few, more, every = counts
-    return (few, more if _takes_turns(scenario) else few + _copies(scenario), every)
 
 
 def with_microbatches(scenario: Scenario, count: int) -> Scenario:
@@ -191,17 +145,16 @@ def _memory(first: RankMemory, second: RankMemory, along: Callable[[float, float
     static = dict(second.static)
     for name, more in growth.items():
         static[name] = static.get(name, 0.0) + more
-    return replace(second, static=tuple(static.items()), replays=_ReservedAlong(first, second, along))
+    return replace(second, static=tuple(static.items()), replays=_ReservedAlike(second))
 
 
 @dataclass(frozen=True, slots=True)
-class _ReservedAlong:
-    """What the allocator reserves in a step of all micro-batches, worked out when asked for."""
+class _ReservedAlike:
+    """What the allocator reserves in a step of all micro-batches, worked out when asked for: as much of what is allocated as in the
+    longer of the two. What it reserves more in that one than in the other is a whole segment or none."""
 
-    first: RankMemory
     second: RankMemory
-    along: Callable[[float, float], float]
 
     def reserved_bytes(self, rank: int, allocated: float, fragmentation: float, room_bytes: float) -> float:
         """As of `Replays`."""
-        return max(self.along(self.first.reserved_bytes, self.second.reserved_bytes), allocated)
+        return allocated * max(self.second.reserved_bytes / self.second.allocated_bytes, 1.0)

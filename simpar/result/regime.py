@@ -27,46 +27,63 @@ BoolArray = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class Step:
     """A step's ops by kind: phase, stage, layer and stream.
 
     Attributes:
-        kind: int array [ops], numbered alike in both steps.
+        program: of which they are.
+        kinds: what tells its kinds apart, alike in steps of the same kinds.
+        kind: int array [ops], index into the kinds.
         number: int array [ops]: how many of its kind come before.
         count: int array [kinds]: ops of each.
-        times: start and finish, float array [ops, 2].
+        of_kind: the ops, kind by kind, int array [ops].
+        times: start and finish, float array [2, ops].
         op, before: what waits for what, int arrays [edges]; of each op's one of a kind, in their order.
+        slack: seconds from the end of what an op waits for to its start, float array [edges].
         begin: first edge of each op, and behind the last, int array [ops + 1].
     """
 
+    program: Program
+    kinds: IntArray
     kind: IntArray
     number: IntArray
     count: IntArray
+    of_kind: IntArray
     times: FloatArray
     op: IntArray
     before: IntArray
+    slack: FloatArray
     begin: IntArray
 
     @classmethod
-    def of(cls, timeline: Timeline, kind: IntArray, kinds: int) -> _Step:
-        begin, before = timeline.program.predecessors
+    def of(cls, timeline: Timeline) -> Step:
+        """The step that runs as `timeline`."""
+        program = timeline.program
+        streams = {stream: index for index, stream in enumerate(sorted(program.streams, key=str))}
+        begins, on = program.op_streams
+        stream = np.array([streams[stream] for stream in program.streams])[on[begins[:-1]]]
+        columns = [column + 1 for column in (program.kind, program.stage, program.layer, stream)]
+        sizes = [int(column.max(initial=0)) + 1 for column in columns]
+        codes, kind, count = np.unique(np.ravel_multi_index(columns, sizes), return_inverse=True, return_counts=True)
+        begin, before = program.predecessors
         op = np.repeat(np.arange(len(kind)), np.diff(begin))
-        order, count = np.argsort(kind, kind="stable"), np.bincount(kind, minlength=kinds)
+        order = np.argsort(kind, kind="stable")
         number = np.empty_like(kind)
         number[order] = np.arange(len(kind)) - np.repeat(np.cumsum(count) - count, count)
-        order = np.lexsort((number[before], kind[before], op))
-        op, before = op[order], before[order]
+        by_kind = np.lexsort((number[before], kind[before], op))
+        op, before = op[by_kind], before[by_kind]
         # Ops of a kind run one after the other: whoever waits for several of them waits for the last.
         last = np.ones(len(op), dtype=bool)
         last[:-1] = (np.diff(op) != 0) | (np.diff(kind[before]) != 0)
         op, before = op[last], before[last]
+        times, slack = np.stack([timeline.start, timeline.finish]), timeline.start[op] - timeline.finish[before]
         begin = np.searchsorted(op, np.arange(len(kind) + 1))
-        return cls(kind, number, count, np.stack([timeline.start, timeline.finish], axis=1), op, before, begin)
+        return cls(program, np.concatenate([sizes, codes]), kind, number, count, order, times, op, before, slack, begin)
 
-    @property
-    def slack(self) -> FloatArray:
-        """Seconds from the end of what an op waits for to its start, float array [edges]."""
-        found: FloatArray = self.times[self.op, 0] - self.times[self.before, 1]
+    def passes(self, more: int) -> IntArray:
+        """The ops of the kinds that have so many, int array [kinds, more]."""
+        begins = (np.cumsum(self.count) - self.count)[self.count == more]
+        found: IntArray = self.of_kind[begins[:, None] + np.arange(more)]
         return found
 
 
@@ -75,22 +92,19 @@ class _Images:
 
     Attributes:
         op: int array [ops].
-        shift: seconds by which the first (or last) op of the kind starts and finishes later, float array [ops, 2].
+        shift: seconds by which the first (or last) op of a kind starts and finishes later, float array [2, kinds].
         moved: bool array [ops]: moved by that.
     """
 
-    def __init__(self, first: _Step, second: _Step, tolerance: float, *, last: bool) -> None:
+    def __init__(self, first: Step, second: Step, tolerance: float, *, last: bool) -> None:
         ahead = (second.count - first.count)[first.kind] if last else 0
         starts = np.cumsum(second.count) - second.count
-        self.op: IntArray = np.argsort(second.kind, kind="stable")[starts[first.kind] + first.number + ahead]
-        shift = second.times[self.op] - first.times
-        ends = np.flatnonzero(first.number == (first.count[first.kind] - 1 if last else 0))
-        by_kind = np.zeros((len(first.count), 2))
-        by_kind[first.kind[ends]] = shift[ends]
-        self.shift: FloatArray = by_kind[first.kind]
-        self.moved: BoolArray = np.asarray(np.abs(shift - self.shift).max(axis=1) <= tolerance)
+        self.op: IntArray = second.of_kind[starts[first.kind] + first.number + ahead]
+        shift, end = second.times[:, self.op] - first.times, np.cumsum(first.count) - 1
+        self.shift: FloatArray = shift[:, first.of_kind[end if last else end - first.count + 1]]
+        self.moved: BoolArray = np.asarray(np.abs(shift - self.shift[:, first.kind]).max(axis=0) <= tolerance)
 
-    def held(self, first: _Step, second: _Step, others: _Images, further: float, tolerance: float) -> tuple[BoolArray, FloatArray]:
+    def held(self, first: Step, second: Step, others: _Images, further: float, tolerance: float) -> tuple[BoolArray, FloatArray]:
         """(ops that wait for images of what they waited for, with slack left after so many further rounds; slack of the images,
         float array [edges])."""
         good: BoolArray = np.asarray(self.moved & (np.diff(first.begin) == np.diff(second.begin)[self.op]))
@@ -107,18 +121,15 @@ class _Images:
         return good, slack
 
 
-def extends(first: Timeline, second: Timeline, *, interference: bool, tolerance: float, further: float = np.inf) -> bool:
-    """Whether each further round moves the ops of `second`, a round longer, as the last one moved those of `first`.
+def extends(one: Step, other: Step, *, interference: bool, tolerance: float, further: float = np.inf) -> bool:
+    """Whether each further round moves the ops of `other`, a round longer, as the last one moved those of `one`.
 
     Args:
         further: so many rounds.
         interference: how fast an op runs hangs on what runs beside it.
         tolerance: seconds that are none.
     """
-    kinds = _kinds((first.program, second.program))
-    many = 1 + max(int(kind.max(initial=0)) for kind in kinds)
-    one, other = (_Step.of(timeline, kind, many) for timeline, kind in zip((first, second), kinds, strict=True))
-    if (other.count < one.count).any() or (one.count == 0).any():
+    if not np.array_equal(one.kinds, other.kinds) or (other.count < one.count).any():
         return False
     early, late = (_Images(one, other, tolerance, last=last) for last in (False, True))
     (fixed, slack), (moving, later) = (
@@ -132,8 +143,8 @@ def extends(first: Timeline, second: Timeline, *, interference: bool, tolerance:
     if (end - begin < other.count - one.count).any() or (end < begin).any():
         return False
     inside = (one.number >= begin[one.kind]) & (one.number < end[one.kind])
-    shifts = np.concatenate([early.shift, late.shift], axis=1)
-    if interference and not _together(first.program, inside, other.count[one.kind] > one.count[one.kind], shifts, tolerance):
+    shifts = np.concatenate([early.shift, late.shift])
+    if interference and not _together(one, end > begin, other.count > one.count, shifts, tolerance):
         return False
     # Each op inside starts with the end of one op, the same in all of its images.
     edges = np.flatnonzero(inside[one.op])
@@ -142,7 +153,7 @@ def extends(first: Timeline, second: Timeline, *, interference: bool, tolerance:
     return len(waits) == 0 or bool((np.minimum.reduceat(slacks, waits) <= tolerance).all())
 
 
-def may_extend(second: Timeline, few: int, more: int, *, tolerance: float) -> bool:
+def may_extend(second: Step, few: int, more: int, *, tolerance: float) -> bool:
     """Whether a round of every kind of pass and of message that a micro-batch has one of is the one before, moved by a constant.
 
     Without that `extends` is false whatever the first step is.
@@ -151,37 +162,32 @@ def may_extend(second: Timeline, few: int, more: int, *, tolerance: float) -> bo
         few, more: ops of such a kind in the first step and in `second`.
         tolerance: as of `extends`.
     """
-    (kind,) = _kinds((second.program,))
-    order, count = np.argsort(kind, kind="stable"), np.bincount(kind)
-    times, ahead = np.stack([second.start, second.finish], axis=1)[order], more - few
-    passes = np.isin(np.arange(len(count)), kind[second.program.kind <= OpKind.SEND_BACKWARD])
-    for begin in (np.cumsum(count) - count)[passes & (count == more)]:
-        own = times[begin : begin + more]
-        moved = own[ahead:] - own[:-ahead]
-        apart = np.flatnonzero(np.abs(np.diff(moved, axis=0)).max(axis=1) > 4 * tolerance) + 1
-        if np.diff(np.concatenate([[0], apart, [few]])).max() < ahead:
-            return False
-    return True
+    ops, ahead = second.passes(more), more - few
+    ops = ops[second.program.kind[ops[:, 0]] <= OpKind.SEND_BACKWARD]
+    moved = second.times[:, ops[:, ahead:]] - second.times[:, ops[:, :-ahead]]
+    alike = np.abs(np.diff(moved, axis=2)).max(axis=0, initial=0.0) <= 4 * tolerance
+    if ahead < 2:
+        return True
+    # A round of passes is moved alike: so many less one in a row are moved as the next one is.
+    rounds = np.lib.stride_tricks.sliding_window_view(np.asarray(alike), ahead - 1, axis=1)
+    return bool(np.all(np.any(np.all(rounds, axis=2), axis=1)))
 
 
-def foreseen(second: Timeline, ahead: int, more: int, every: int, *, tolerance: float) -> tuple[float, bool] | None:
+def foreseen(step: Step, ahead: int, more: int, every: int, *, tolerance: float) -> tuple[float, bool] | None:
     """(how many passes of a kind a step needs to repeat itself, whether as a slack lasts until then), as far as one of `more` says;
     None where that says nothing.
 
     Past its head each of its rounds is the one before moved by a constant, until a slack is used up and another head begins; or
-    comes nearer to that by a constant factor. Its tail is as long as any step's.
+    comes nearer to that by a constant factor, which is seen as far as two such steps. Its tail is as long as any step's.
 
     Args:
         ahead: passes of a round of a kind that a micro-batch has one of.
         more, every: those of the step, and of the whole.
         tolerance: as of `extends`.
     """
-    (kind,) = _kinds((second.program,))
-    step = _Step.of(second, kind, int(kind.max(initial=0)) + 1)
-    begins = (np.cumsum(step.count) - step.count)[step.count == more]
-    ops = np.argsort(kind, kind="stable")[begins[:, None] + np.arange(more)]
-    moved = step.times[ops[:, ahead:]] - step.times[ops[:, :-ahead]]
-    change = np.abs(moved[:, ahead:] - moved[:, :-ahead]).max(axis=(0, 2), initial=0.0)
+    ops = step.passes(more)
+    moved = step.times[:, ops[:, ahead:]] - step.times[:, ops[:, :-ahead]]
+    change = np.abs(moved[..., ahead:] - moved[..., :-ahead]).max(axis=(0, 1), initial=0.0)
     if len(change) < 2 * ahead:
         return None
     apart = np.lib.stride_tricks.sliding_window_view(change, ahead).max(axis=1)
@@ -198,18 +204,19 @@ def foreseen(second: Timeline, ahead: int, more: int, every: int, *, tolerance: 
             until = _used_up(step, last, ops[:, end + 2 * ahead - 1 : end + 3 * ahead - 1].reshape(-1), tolerance)
         head += until if until < every else 0.0
         # A lead of passes that all end before others begin is as long as there are micro-batches: more of them last longer.
-        late = until < every and step.times[ops[:, 0], 0].max() < step.times[ops[:, -1], 0].min()
+        late = until < every and step.times[0, ops[:, 0]].max() < step.times[0, ops[:, -1]].min()
     else:
         end = int(np.argmin(apart))
         since = end - ahead * max(end // (3 * ahead), 1)
         if since < 0 or apart[since] <= apart[end]:
             return None
         late = False
-        head = end + (end - since) * float(np.log(tolerance / apart[end]) / np.log(apart[end] / apart[since]))
+        rate = float(np.log(apart[end] / apart[since])) / (end - since)
+        head = min(end + float(np.log(tolerance / apart[end])) / rate, 2.0 * more)
     return head + (len(apart) - end) + 2 * ahead, bool(late)
 
 
-def _used_up(step: _Step, ops: IntArray, again: IntArray, tolerance: float) -> float:
+def _used_up(step: Step, ops: IntArray, again: IntArray, tolerance: float) -> float:
     """Of which number an op is the first to have lost its slack to what it waits for; infinite where none loses any.
 
     Args:
@@ -228,36 +235,20 @@ def _used_up(step: _Step, ops: IntArray, again: IntArray, tolerance: float) -> f
     return float((number + (number - before) * left[loses] / lost[loses]).min(initial=np.inf))
 
 
-def _kinds(programs: tuple[Program, ...]) -> list[IntArray]:
-    """Of each op of some programs a number of its kind."""
-    known = {stream: index for index, stream in enumerate(programs[0].streams)}
-    rows = []
-    for program in programs:
-        numbers = np.array([known.get(stream, len(known)) for stream in program.streams], dtype=np.int64)
-        begins, streams = program.op_streams
-        rows.append(np.stack([program.kind, program.stage, program.layer, numbers[streams[begins[:-1]]]], axis=1) + 1)
-    both = np.concatenate(rows)
-    code = np.zeros(len(both), dtype=np.int64)
-    for column in both.T:
-        code = code * (int(column.max(initial=0)) + 1) + column
-    number = np.unique(code, return_inverse=True)[1].reshape(-1)
-    return np.split(number, np.cumsum([len(row) for row in rows])[:-1])
-
-
-def _together(program: Program, inside: BoolArray, again: BoolArray, shifts: FloatArray, tolerance: float) -> bool:
+def _together(step: Step, inside: BoolArray, again: BoolArray, shifts: FloatArray, tolerance: float) -> bool:
     """Whether all communication of a rank keeps step with some of its compute, so that it always meets the same.
 
     Args:
-        again: ops of which there are more in each further round; of the others one end of their compute moves as they do.
-        shifts: of both images, float array [ops, 4].
+        inside: kinds of which some ops count, bool array [kinds].
+        again: kinds of which there are more in each further round; of the others one end of their compute moves as they do.
+        shifts: of both images, float array [4, kinds].
     """
-    compute = np.isin(program.kind, [int(kind) for kind in COMPUTE_KINDS])
-    for role in np.unique(program.role[inside]):
-        own = inside & (program.role == role)
-        computes = np.unique(shifts[own & compute], axis=0)
+    one = step.of_kind[np.cumsum(step.count) - 1]
+    compute = np.isin(step.program.kind[one], [int(kind) for kind in COMPUTE_KINDS])
+    for role in np.unique(step.program.role[one][inside]):
+        own = inside & (step.program.role[one] == role)
         for part, both in ((again, np.maximum), (~again, np.minimum)):
-            sends = np.unique(shifts[own & ~compute & part], axis=0)
-            apart = np.abs(sends[:, None] - computes[None])
-            if (both(apart[..., :2].max(axis=2), apart[..., 2:].max(axis=2)).min(axis=1, initial=np.inf) > 2 * tolerance).any():
+            apart = np.abs(shifts[:, own & ~compute & part, None] - shifts[:, None, own & compute])
+            if (both(apart[:2].max(axis=0), apart[2:].max(axis=0)).min(axis=1, initial=np.inf) > 2 * tolerance).any():
                 return False
     return True

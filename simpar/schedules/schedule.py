@@ -48,14 +48,10 @@ class Schedule:
         m = self.num_microbatches
         if not self.chains:
             object.__setattr__(self, "chains", (Chain(range(len(self.stage_to_rank)), range(m)),))
-        full = frozenset(
-            leaf.stage * m + leaf.microbatch
-            for row in self.rows
-            for action in row
-            for leaf in (action.parts or (action,))
-            if leaf.phase is Phase.B
-        )
-        object.__setattr__(self, "_full_backward", full)
+        backward, pair = Phase.B, Phase.OVERLAP_F_B
+        leaves = [action for row in self.rows for action in row if action[1] is backward]
+        leaves += [leaf for row in self.rows for action in row if action[1] is pair for leaf in action[3] if leaf[1] is backward]
+        object.__setattr__(self, "_full_backward", frozenset([leaf[0] * m + leaf[2] for leaf in leaves]))
 
     @property
     def num_stages(self) -> int:

@@ -10,6 +10,8 @@ from simpar.schedules.action import Action, Phase
 from simpar.schedules.family import ScheduleFamily
 from simpar.schedules.schedule import Schedule, v_placement
 
+_PHASES = {str(phase): phase for phase in (Phase.F, Phase.I, Phase.W)}
+
 
 class _Rank:
     """A rank's row as it grows: the next microbatch of each (stage, phase) is one more than the last."""
@@ -17,26 +19,25 @@ class _Rank:
     def __init__(self, down: int, up: int) -> None:
         self.stages = (down, up)
         self.row: list[Action] = []
-        self.count = {(stage, phase): 0 for stage in self.stages for phase in (Phase.F, Phase.I, Phase.W)}
+        self.count = [dict.fromkeys(_PHASES, 0) for _ in self.stages]
 
     def run(self, which: int, phases: str) -> None:
         """Add these phases of the rank's stage `which` (0 on the way down, 1 on the way up)."""
-        stage = self.stages[which]
-        for phase in map(Phase, phases):
-            self.row.append(Action(stage, phase, self.count[stage, phase]))
-            self.count[stage, phase] += 1
+        stage, count = self.stages[which], self.count[which]
+        for phase in phases:
+            self.row.append(Action(stage, _PHASES[phase], count[phase]))
+            count[phase] += 1
 
-    def behind(self, which: int, phase: Phase, other: Phase) -> int:
-        """By how many microbatches `phase` is behind `other` on one stage."""
-        return self.count[self.stages[which], other] - self.count[self.stages[which], phase]
+    def weights(self, which: int) -> None:
+        """Add the weight gradients that are left over."""
+        self.run(which, "W" * (self.count[which]["I"] - self.count[which]["W"]))
 
 
 def _order(num_ranks: int, num_microbatches: int, virtual_stages: int) -> Schedule:
     # Fewer microbatches than fill the pipeline run the same order, with the missing ones left out.
     filled = max(2 * num_ranks - 1, num_microbatches)
     rows = tuple(
-        tuple(action for action in _row(rank, num_ranks, filled) if action.microbatch < num_microbatches)
-        for rank in range(num_ranks)
+        tuple([action for action in _row(rank, num_ranks, filled) if action[2] < num_microbatches]) for rank in range(num_ranks)
     )
     return Schedule("zb-v", num_ranks, num_microbatches, v_placement(num_ranks), rows)
 
@@ -64,8 +65,8 @@ def _row(rank: int, num_ranks: int, num_microbatches: int) -> list[Action]:
         own.run(1, "I")
     for _ in range(after):
         own.run(0, "IW")
-    own.run(1, "W" * own.behind(1, Phase.W, Phase.I))
-    own.run(0, "W" * own.behind(0, Phase.W, Phase.I))
+    own.weights(1)
+    own.weights(0)
     return own.row
 
 
