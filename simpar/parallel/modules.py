@@ -100,6 +100,7 @@ def counts(block: LocalBlock, ranks: int) -> dict[str, Any]:
     """All of these counts by name (`ranks`, as above): what the host's hooks run for."""
     layer = block.layer
     return {
-        "weights": weights(layer, ranks), "linears": sum(linears(layer, ranks)), "quantised": quantised(block, ranks), "containers": containers(layer, ranks),
-        "matrices": matrices(layer), "pairs": pairs(block, ranks), "attentions": attentions(layer), "rotaries": rotaries(layer),
+        "weights": weights(layer, ranks), "linears": sum(linears(layer, ranks)), "quantised": quantised(block, ranks),
+        "containers": containers(layer, ranks), "matrices": matrices(layer), "pairs": pairs(block, ranks),
+        "attentions": attentions(layer), "rotaries": rotaries(layer),
     }  # fmt: skip
