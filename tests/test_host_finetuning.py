@@ -60,6 +60,9 @@ def test_only_frozen_weights_in_fewer_bits_are_dequantised() -> None:
 
     assert [count(**lora(base)) for base in ("auto", "fp32", "int8", "nf4")] == [0, 0, LINEARS, LINEARS]
     assert count() == 0
+    layer = pricer(**lora("nf4")).layout.stage_blocks[0][1]
+    for ops in (layer.forward, layer.backward):  # a kernel for each linear, though three read one input
+        assert sum(op.kernels for op in ops if op.name.endswith(".dequantise")) == LINEARS
 
 
 def test_a_repeated_forward_comes_from_python() -> None:
