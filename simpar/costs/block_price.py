@@ -59,11 +59,13 @@ class BlockPrice:
         spread: (category, seconds up, seconds down) of the 80 % interval, each category fully correlated.
         communication_s: busy seconds by dimension, hidden or not.
         kernels: launches of compute ops.
+        repeated_kernels: of them, those of a repeated forward.
         collectives: communication ops issued.
         provenance: of each category of `terms`, the worst among its ops.
         expert_kernels: of `kernels`, those of routed experts, which graphs over attention alone leave out.
         weights, containers: weights, each in a module of its own, and modules around those.
         linears: of the weights, those of linear modules.
+        quantised: of these, those whose weight is dequantised before each use.
         matrices: weights of products, those of queries, keys and values in one.
         pairs: low-rank pairs beside linears.
         attentions, rotaries: softmax attentions, and the rotary embeddings of their queries and keys.
@@ -83,10 +85,12 @@ class BlockPrice:
     weights: int = 0
     containers: int = 0
     linears: int = 0
+    quantised: int = 0
     matrices: int = 0
     pairs: int = 0
     attentions: int = 0
     rotaries: int = 0
+    repeated_kernels: int = 0
     repeats_modules: bool = False
     repeats_experts: bool = False
     called: tuple[tuple[str, int], ...] = ()
@@ -212,10 +216,12 @@ def price_list(ops: Sequence[LocalOp], price_of: PriceOf, *, backward: bool) -> 
     """Price one op list."""
     price = _Replay(_Ops.of(ops, price_of, backward=backward), range(len(ops))).priced()
     compute = [op for op in ops if op.stream == "compute"]
-    again = [op.work for op in compute if category(op, backward=backward) == "recompute"]
+    repeated = [op for op in compute if category(op, backward=backward) == "recompute"]
+    again = [op.work for op in repeated]
     return replace(
         price,
         expert_kernels=sum(op.kernels for op in compute if op.name.startswith("moe")),
+        repeated_kernels=sum(op.kernels for op in repeated),
         repeats_modules=any(isinstance(work, Gemm | GroupedGemm) for work in again),
         repeats_experts=any(isinstance(work, GroupedGemm) for work in again),
     )

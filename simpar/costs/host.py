@@ -37,6 +37,12 @@ PAIR_HOOKS: Final = {"F": 3.5, "B": 2.0}
 some, in a backward A and B. Seven pairs lengthen the hooks of a Qwen3 layer, 14 modules, from 3.3 to 9.0 ms forward and from 3.2
 to 6.5 ms backward (deepspeed 0.19, peft 0.18, an empty process group, one server core)."""
 
+QUANTISED: Final = {"nf4": (46e-6, 61e-6), "nf4-double": (65e-6, 82e-6)}
+"""What bitsandbytes adds to a linear's forward and to its backward, where a linear layer's forward takes the host 13.5 us: its
+autograd function in Python, the dequantisation's checks and ctypes, two casts; a second dequantisation of its scales. Without any
+kernel: 22 and 30 us, 32 and 40 of a double one, beside a linear's 6.6 (bitsandbytes 0.41.3, the same in 0.45.5, their library
+replaced by nothing, torch 2.13, one server core)."""
+
 
 class HostTimes:
     """Host seconds of the blocks of `layout`, each counted once; `price` gives a block's kernels."""
@@ -127,7 +133,11 @@ def launch_seconds(layout: Layout, price: BlockPrice, phase: str) -> float:
     known = spec.host.layer_slowdown
     own = slow if known is None else known * layout.hardware.node.core_slowdown * layout.calibration.host
     own *= spec.host.layer_cpu_s
-    host = price.kernels * each + beside + passes * own + slow * forwards * price.pairs * spec.host.adapter_cpu_s
+    again = price.repeated_kernels * (spec.host.launch_s - spec.host.backward_launch_s)  # a repeated forward comes from Python
+    host = price.kernels * each + slow * again + beside + passes * own + slow * forwards * price.pairs * spec.host.adapter_cpu_s
+    if price.quantised:
+        forward, backward = QUANTISED.get(training.base_weights, (0.0, 0.0))
+        host += slow * price.quantised * (forwards * forward + (0.0 if phase == "F" else backward))
     host += _documents_s(layout, price, phase, forwards) * slow
     if price.containers and "op" in layout.recompute.modules:
         host += slow * spec.host.op_layer_cpu_s[phase != "F"]

@@ -113,7 +113,7 @@ def _with_buffers(price: KeyPrice, key: Reduce, layout: Layout, work: Callable[[
     weights = sum(layout.block_parameters(key.stage, key.first, key.last, trainable=True))
     copies = scaled(work(MemoryWork("copy", weights * count * 2.0 * (wrapped or state.reduce))), layout.calibration.memory)
     blocks = layout.stage_blocks[key.stage][key.first : key.last]
-    tensors = sum(2 * modules.pairs(b) if layout.options.lora_rank else modules.weights(b.layer) for b in blocks)
+    tensors = sum(map(modules.trained, blocks))
     more = max(copies.seconds, hooks_slowdown(layout) * layout.framework.host.reduction_hook_cpu_s * tensors)
     spread = tuple((name, up + copies.high - copies.seconds, down + copies.seconds - copies.low) for name, up, down in price.spread)
     seconds = price.seconds + more

@@ -12,7 +12,6 @@ from simpar.costs.price import Price, Provenance
 from simpar.parallel import modules
 from simpar.parallel.layout import Layout
 from simpar.parallel.optimizers import NEWTON_SCHULZ_STEPS, Matrix, dealt_out, matrices, more_moments
-from simpar.parallel.traffic import tensor_parameters
 from simpar.parallel.work import Collective, Dimension, Gemm, HostCopy, MemoryWork, OptimizerWork, Work
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.optimizers import ADAM_BYTES, Factors
@@ -85,11 +84,12 @@ def update_price(layout: Layout, stages: Sequence[int], work: Pricing, norm_s: f
             parts += [scaled(price, calibration.compute) for price in products]
             cut += _tensor_gathers(owned, work, expert=expert)
             gathers += _matrix_gathers(layout, same, work, expert=expert)
-    launches_s = hooks_slowdown(layout) * spec.host.optimizer_tensor_cpu_s * sum(modules.weights(block.layer) for block in blocks)
+    tensors = sum(map(modules.trained, blocks))
+    launches_s = hooks_slowdown(layout) * spec.host.optimizer_tensor_cpu_s * tensors
     update_s = max(sum(p.seconds for p in parts), launches_s - lead_s)
     update_s += norm_s + spec.host.optimizer_cpu_s * calibration.host + calibration.step_s
     if kind.synchronises:
-        update_s += calibration.host * TENSOR_SYNC_S * sum(weights) / tensor_parameters(layout)
+        update_s += calibration.host * TENSOR_SYNC_S * tensors
     busy = tuple((name, sum(p.seconds for p in prices)) for name, prices in (("tp", cut), ("dp", gathers)) if prices)
     spreads = [_spread("optimizer", parts), *(_spread(name, prices) for name, prices in (("tp", cut), ("dp", gathers)) if prices)]
     kinds = worst_each(

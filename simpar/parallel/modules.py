@@ -78,6 +78,17 @@ def pairs(block: LocalBlock, ranks: int = 0) -> int:
     return sum(found.of(node) * max(_experts(layer, node, ranks), 1) for node in adapted)
 
 
+def quantised(block: LocalBlock, ranks: int = 0) -> int:
+    """Linears whose frozen weight rests in fewer bits than it is multiplied in (`ranks`, as above)."""
+    within = block.options.lora_rank and block.options.dequantised_bytes and block.layer.name not in ("embedding", "head")
+    return sum(linears(block.layer, ranks)) if within else 0
+
+
+def trained(block: LocalBlock) -> int:
+    """Weights of a block that are trained, in tensors of their own: all, or the two of each low-rank pair."""
+    return 2 * pairs(block) if block.options.lora_rank else weights(block.layer)
+
+
 def containers(layer: Layer, ranks: int = 0) -> int:
     """Modules without weights of their own whose hooks run as well, one for each expert among them (`ranks`, as above)."""
     if layer.name in ("embedding", "head"):
@@ -89,6 +100,7 @@ def counts(block: LocalBlock, ranks: int) -> dict[str, Any]:
     """All of these counts by name (`ranks`, as above): what the host's hooks run for."""
     layer = block.layer
     return {
-        "weights": weights(layer, ranks), "linears": sum(linears(layer, ranks)), "containers": containers(layer, ranks),
-        "matrices": matrices(layer), "pairs": pairs(block, ranks), "attentions": attentions(layer), "rotaries": rotaries(layer),
+        "weights": weights(layer, ranks), "linears": sum(linears(layer, ranks)), "quantised": quantised(block, ranks),
+        "containers": containers(layer, ranks), "matrices": matrices(layer), "pairs": pairs(block, ranks),
+        "attentions": attentions(layer), "rotaries": rotaries(layer),
     }  # fmt: skip

@@ -154,10 +154,10 @@ class Lists(LocalLayer):
         ops.compute(f"{node.name}.autocast{suffix}", self._moving("cast", moved, launches), launches)
 
     def _dequantise(self, node: Product, ops: OpList) -> None:
-        """Put the kernel that turns a quantised frozen weight of a layer into 16 bits."""
-        each = self.options.dequantised_bytes if self.options.lora_rank else 0.0
-        if each and isinstance(node, Einsum) and node.weight and not node.wide:
-            ops.compute(f"{node.name}.dequantise", self._moving("cast", self.shards.weights(node) * each))
+        """Put the kernels that turn quantised frozen weights of a layer into 16 bits, one for each linear of a product."""
+        moved = self.options.dequantised_bytes * self.shards.weights(node) if self.options.lora_rank else 0.0
+        if moved and isinstance(node, Einsum) and node.weight and not node.wide:
+            ops.compute(f"{node.name}.dequantise", self._moving("cast", moved, node.linears), node.linears)
 
     def _engine_cast(self, node: Product, ops: OpList, *, backward: bool) -> None:
         """Put TransformerEngine's cast of a product's input, backward of its output's gradient; the launches of a grouped matmul

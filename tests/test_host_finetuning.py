@@ -1,0 +1,90 @@
+"""Host time of fine-tuning: weights that are dequantised, forwards that are repeated, tensors that are trained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from simpar.costs.host import launch_seconds
+from simpar.costs.pricer import LayoutPricer
+from simpar.parallel.layout import Layout
+from simpar.parallel.modules import quantised, trained
+from simpar.specs.scenario import Scenario, make_scenario
+from simpar.step import cost_models, simulate
+
+SLOW = 1.6
+"""An x86 host of which no more is known."""
+LINEARS = 7
+"""Of a layer: queries, keys, values, output, gate, up, down."""
+
+
+def scenario(recompute: str = "none", **training: Any) -> Scenario:
+    """Qwen3 0.6B, one short sequence on one H100."""
+    return make_scenario({
+        "model": "qwen3-0.6b", "framework": "transformers", "framework_version": "2025-11",
+        "cluster": {"hardware": "dgx-h100", "num_nodes": 1, "num_gpus": 1}, "plan": {"zero_stage": 0, "recompute": recompute},
+        "training": {"sequence_length": 256, "global_batch_size": 1, **training},
+    })  # fmt: skip
+
+
+def pricer(recompute: str = "none", **training: Any) -> LayoutPricer:
+    chosen = scenario(recompute, **training)
+    layout = Layout.of(chosen, 1)
+    return LayoutPricer(layout, *cost_models(chosen, layout.hardware))
+
+
+def lora(base: str = "auto", modules: str = "all", **training: Any) -> dict[str, Any]:
+    return {"trainable": "lora", "lora_modules": modules, "base_weights": base, **training}
+
+
+@pytest.mark.parametrize(("base", "forward", "backward"), [("auto", 0.0, 0.0), ("nf4", 46e-6, 61e-6), ("nf4-double", 65e-6, 82e-6)])
+def test_linears_of_bitsandbytes_hold_the_host(base: str, forward: float, backward: float) -> None:
+    """In a forward, in its repetition and in a backward; neither the head's, nor a compiled layer's."""
+
+    def more(phase: str, recompute: str = "none", block: int = 1, **training: Any) -> float:
+        found = pricer(recompute, **lora(base, **training))
+        price = found.block(found.layout.stage_blocks[0][block], phase)
+        return launch_seconds(found.layout, price, phase) - launch_seconds(found.layout, replace(price, quantised=0), phase)
+
+    assert more("F") == pytest.approx(SLOW * LINEARS * forward)
+    assert more("B") == pytest.approx(SLOW * LINEARS * backward)
+    assert more("B", "full") == pytest.approx(SLOW * LINEARS * (forward + backward))
+    assert more("F", block=-1) == more("F", block=0) == more("F", compile=True) == 0.0
+
+
+def test_only_frozen_weights_in_fewer_bits_are_dequantised() -> None:
+    def count(**training: Any) -> int:
+        return quantised(pricer(**training).layout.stage_blocks[0][1])
+
+    assert [count(**lora(base)) for base in ("auto", "fp32", "int8", "nf4")] == [0, 0, LINEARS, LINEARS]
+    assert count() == 0
+    layer = pricer(**lora("nf4")).layout.stage_blocks[0][1]
+    for ops in (layer.forward, layer.backward):  # a kernel for each linear, though three read one input
+        assert sum(op.kernels for op in ops if op.name.endswith(".dequantise")) == LINEARS
+
+
+def test_a_repeated_forward_comes_from_python() -> None:
+    """Its kernels take the host as long as the first forward's, 9 us and not 6 where nothing slows it."""
+    found = pricer("full")
+    layer = found.layout.stage_blocks[0][1]
+    first, second = found.block(layer, "F"), found.block(layer, "B")
+    kept = pricer()
+    assert first.repeated_kernels == kept.block(kept.layout.stage_blocks[0][1], "B").repeated_kernels == 0
+    assert second.repeated_kernels == first.kernels
+    once = launch_seconds(found.layout, replace(second, repeated_kernels=0), "B")
+    assert launch_seconds(found.layout, second, "B") - once == pytest.approx(SLOW * first.kernels * 3e-6)
+
+
+@pytest.mark.parametrize(("modules", "tensors"), [("all", 14), ("qv", 4)])
+def test_an_update_handles_the_tensors_that_are_trained(modules: str, tensors: int) -> None:
+    """Two of each pair, not the ten weights of a layer, at 44 us each beside 2 ms; bitsandbytes waits for the device after each."""
+
+    def update_s(optimizer: str) -> float:
+        return simulate(scenario(**lora(modules=modules), optimizer=optimizer)).breakdown["optimizer"]
+
+    host = 2e-3 + 28 * tensors * 44e-6
+    assert update_s("adamw") == pytest.approx(host, rel=0.01)
+    assert update_s("adamw-8bit") == pytest.approx(host + 28 * tensors * 50e-6, rel=0.01)
+    assert trained(pricer().layout.stage_blocks[0][1]) == 10
