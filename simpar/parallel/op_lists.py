@@ -6,7 +6,7 @@ that reads it. Overlap says which ops run beside which: it never leaves work out
 
 from __future__ import annotations
 
-from simpar.graph.casts import QUANTIZE, cast_inputs, casts
+from simpar.graph.casts import QUANTIZE, SCALE_KERNELS, cast_inputs, casts
 from simpar.graph.differentiate import needs_weight_gradient
 from simpar.graph.kernel_types import Kernel
 from simpar.graph.kernels import product_of
@@ -159,15 +159,19 @@ class Lists(LocalLayer):
             ops.compute(f"{node.name}.dequantise", self._moving("cast", self.shards.weights(node) * each))
 
     def _engine_cast(self, node: Product, ops: OpList, *, backward: bool) -> None:
-        """Put TransformerEngine's cast of a product's input, backward of its output's gradient; the launches of a grouped matmul
-        hold those of its casts. Under sequence parallelism a rank casts its part of the sequence and gathers that."""
+        """Put TransformerEngine's casts of a product's input, backward of its output's gradient, one for each local expert. Under
+        sequence parallelism a rank casts its part of the sequence and gathers that."""
         made = self.options.engine_casts
         if made is None or not isinstance(node, Einsum) or made.skips(self.layer, node, backward=backward):
             return
         elements = self.shards.local(self.axes(node.outputs[0] if backward else node.inputs[0]))
-        each = made.once + (0.0 if self.options.lora_rank else made.second)
-        name = f"{node.name}.cast" + (".backward" if backward else "")
-        ops.compute(name, self._moving(QUANTIZE, elements * each), int(not self.grouped(node)))
+        second = 0.0 if self.options.lora_rank else made.second
+        tensors, suffix = self.local_groups(node), ".backward" if backward else ""
+        if made.scale:
+            count = SCALE_KERNELS * tensors
+            ops.compute(f"{node.name}.scale{suffix}", self._moving("amax", elements * made.scale, count), count)
+        count = 1 if made.together and second else tensors
+        ops.compute(f"{node.name}.cast{suffix}", self._moving(QUANTIZE, elements * (made.once + second), count), count)
 
     # -- collectives ---------------------------------------------------------------------------------------------------
 
