@@ -165,13 +165,12 @@ class Lists(LocalLayer):
         if made is None or not isinstance(node, Einsum) or made.skips(self.layer, node, backward=backward):
             return
         elements = self.shards.local(self.axes(node.outputs[0] if backward else node.inputs[0]))
-        second = 0.0 if self.options.lora_rank else made.second
-        tensors, suffix = self.local_groups(node), ".backward" if backward else ""
-        if made.scale:
-            count = SCALE_KERNELS * tensors
-            ops.compute(f"{node.name}.scale{suffix}", self._moving("amax", elements * made.scale, count), count)
-        count = 1 if made.together and second else tensors
-        ops.compute(f"{node.name}.cast{suffix}", self._moving(QUANTIZE, elements * (made.once + second), count), count)
+        second, suffix = 0.0 if self.options.lora_rank else made.second, ".backward" if backward else ""
+        each = self.local_groups(node)
+        if made.scale:  # the host launches its kernels in a row, in the time of one from Python
+            ops.compute(f"{node.name}.scale{suffix}", self._moving("amax", elements * made.scale, SCALE_KERNELS * each), each)
+        each = 1 if made.together and second else each
+        ops.compute(f"{node.name}.cast{suffix}", self._moving(QUANTIZE, elements * (made.once + second), each), each)
 
     # -- collectives ---------------------------------------------------------------------------------------------------
 
