@@ -159,17 +159,16 @@ class Lists(LocalLayer):
             ops.compute(f"{node.name}.dequantise", self._moving("cast", self.shards.weights(node) * each))
 
     def _engine_cast(self, node: Product, ops: OpList, *, backward: bool) -> None:
-        """Put TransformerEngine's casts of a product's input, backward of its output's gradient, one for each local expert. Under
-        sequence parallelism a rank casts its part of the sequence and gathers that."""
+        """Put TransformerEngine's casts of what a product reads, backward of its output's gradient, of each local expert's rows
+        alone. Under sequence parallelism a rank casts its part of the sequence and gathers that."""
         made = self.options.engine_casts
         if made is None or not isinstance(node, Einsum) or made.skips(self.layer, node, backward=backward):
             return
         elements = self.shards.local(self.axes(node.outputs[0] if backward else node.inputs[0]))
         second, suffix = 0.0 if self.options.lora_rank else made.second, ".backward" if backward else ""
-        each = self.local_groups(node)
-        if made.scale:  # the host launches its kernels in a row, in the time of one from Python
+        each = 1 if made.together and second else self.local_groups(node)
+        if made.scale:  # C++ launches its kernels in a row: the host takes as long as for one
             ops.compute(f"{node.name}.scale{suffix}", self._moving("amax", elements * made.scale, SCALE_KERNELS * each), each)
-        each = 1 if made.together and second else each
         ops.compute(f"{node.name}.cast{suffix}", self._moving(QUANTIZE, elements * (made.once + second), each), each)
 
     # -- collectives ---------------------------------------------------------------------------------------------------
@@ -256,8 +255,7 @@ class Lists(LocalLayer):
         """Rows to their experts or back; the gradient of the one has the way of the other."""
         moe = self.options.moe
         assert moe is not None
-        combine = node.back is not backward
-        element = self.element
+        combine, element = node.back is not backward, self.element
         if not (combine or backward or element > 2.0):
             element = self.options.dispatch_bytes
         name = ("moe_combine" if node.back else "moe_dispatch") + (".backward" if backward else "")
