@@ -115,14 +115,14 @@ def test_experts_cast_every_row_and_the_router_none() -> None:
 
 @pytest.mark.parametrize(
     ("precision", "architecture", "scaling", "scale", "cast"),
-    [("fp8", "hopper", "current", (24, 8), 8), ("fp8", "hopper", "delayed", (0, 0), 1), ("fp8", "blackwell", "delayed", (0, 0), 8),
-     ("mxfp8", "blackwell", "current", (0, 0), 8), ("nvfp4", "blackwell", "current", (24, 8), 8)],
+    [("fp8", "hopper", "current", (24, 24), 8), ("fp8", "hopper", "delayed", (0, 0), 1), ("fp8", "blackwell", "delayed", (0, 0), 8),
+     ("mxfp8", "blackwell", "current", (0, 0), 8), ("nvfp4", "blackwell", "current", (24, 24), 8)],
 )  # fmt: skip
 def test_rows_of_each_expert_are_a_tensor(
     precision: str, architecture: str, scaling: str, scale: tuple[int, int], cast: int
 ) -> None:
-    """Of 128 experts on 16 ranks 8 are local: a scale takes three kernels of each, which C++ launches in a row, a cast one; delayed
-    scales with both layouts one of all. The products are one kernel for each expert."""
+    """Of 128 experts on 16 ranks 8 are local: a scale takes three kernels of each, a cast one; delayed scales with both layouts one
+    of all. The products are one kernel for each expert."""
     model = load_model("qwen3-30b-a3b")
     assert isinstance(model, TransformerSpec)
     casts = engine_casts(precision, architecture, scaling)

@@ -159,16 +159,16 @@ class Lists(LocalLayer):
             ops.compute(f"{node.name}.dequantise", self._moving("cast", self.shards.weights(node) * each))
 
     def _engine_cast(self, node: Product, ops: OpList, *, backward: bool) -> None:
-        """Put TransformerEngine's casts of what a product reads, backward of its output's gradient, of each local expert's rows
-        alone. Under sequence parallelism a rank casts its part of the sequence and gathers that."""
+        """Put TransformerEngine's casts before a product. Under sequence parallelism a rank casts its part, which it gathers."""
         made = self.options.engine_casts
         if made is None or not isinstance(node, Einsum) or made.skips(self.layer, node, backward=backward):
             return
         elements = self.shards.local(self.axes(node.outputs[0] if backward else node.inputs[0]))
         second, suffix = 0.0 if self.options.lora_rank else made.second, ".backward" if backward else ""
         each = 1 if made.together and second else self.local_groups(node)
-        if made.scale:  # C++ launches its kernels in a row: the host takes as long as for one
-            ops.compute(f"{node.name}.scale{suffix}", self._moving("amax", elements * made.scale, SCALE_KERNELS * each), each)
+        if made.scale:
+            count = SCALE_KERNELS * each
+            ops.compute(f"{node.name}.scale{suffix}", self._moving("amax", elements * made.scale, count), count)
         ops.compute(f"{node.name}.cast{suffix}", self._moving(QUANTIZE, elements * (made.once + second), each), each)
 
     # -- collectives ---------------------------------------------------------------------------------------------------
