@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from simpar.evidence.row_plan import plan_of
@@ -12,11 +14,14 @@ from simpar.graph.types import Layer
 from simpar.model.layered import token_network
 from simpar.parallel.blocks import split_block
 from simpar.parallel.degrees import Degrees
+from simpar.parallel.expert import sorts
+from simpar.parallel.layout import Layout
 from simpar.parallel.split_options import SplitOptions
 from simpar.parallel.work import LocalOp, MemoryWork
 from simpar.specs.framework import framework
 from simpar.specs.model import TransformerSpec
 from simpar.specs.models_io import load_model
+from simpar.specs.scenario import make_scenario
 
 TOKENS = 4096
 H, F, QKV, HEADS = 8192, 28672, 10240, 8192
@@ -30,30 +35,33 @@ def _block(model: str, name: str) -> Layer:
     return next(b for b in network.layers if b.name == name)
 
 
-def _casts(ops: tuple[LocalOp, ...]) -> dict[str, float]:
+def _casts(ops: tuple[LocalOp, ...], kernel: str = KERNEL) -> dict[str, float]:
     found = {}
     for op in ops:
-        if isinstance(op.work, MemoryWork) and op.work.kernel == KERNEL:
+        if isinstance(op.work, MemoryWork) and op.work.kernel == kernel:
             found[op.name] = op.work.bytes_moved / TOKENS
     return found
 
 
 @pytest.mark.parametrize(
-    ("precision", "architecture", "scaling", "each"),
-    [("fp8", "hopper", "delayed", 4.0), ("fp8", "blackwell", "delayed", 3.0), ("fp8", "hopper", "current", 6.0),
-     ("mxfp8", "blackwell", "current", 4.0), ("fp8-block", "hopper", "delayed", 4.0), ("nvfp4", "blackwell", "delayed", 5.0)],
+    ("precision", "architecture", "scaling", "each", "scale"),
+    [("fp8", "hopper", "delayed", 4.0, 0.0), ("fp8", "blackwell", "delayed", 3.0, 0.0), ("fp8", "hopper", "current", 4.0, 2.0),
+     ("mxfp8", "blackwell", "current", 4.0, 0.0), ("fp8-block", "hopper", "delayed", 4.0, 0.0),
+     ("nvfp4", "blackwell", "delayed", 3.0, 2.0)],
 )  # fmt: skip
-def test_bytes_of_a_dense_layer(precision: str, architecture: str, scaling: str, each: float) -> None:
+def test_bytes_of_a_dense_layer(precision: str, architecture: str, scaling: str, each: float, scale: float) -> None:
     casts = engine_casts(precision, architecture, scaling)
     assert casts is not None
     local = split_block(_block("llama3.1-70b", "full_mlp"), SplitOptions(Degrees(), KernelPlan(), engine_casts=casts))
     forward = {"attention/proj.cast": HEADS, "mlp/fc2.cast": F}
-    if casts.norms:
+    if scale:
         forward |= {"attention/qkv.cast": H, "mlp/fc1.cast": H}
     backward = {"mlp/fc2.cast.backward": H, "mlp/fc1.cast.backward": 2 * F, "attention/proj.cast.backward": H,
                 "attention/qkv.cast.backward": QKV}  # fmt: skip
     assert _casts(local.forward) == pytest.approx({name: each * width for name, width in forward.items()})
     assert _casts(local.backward) == pytest.approx({name: each * width for name, width in backward.items()})
+    passes = {name.replace(".cast", ".scale"): scale * width for name, width in (forward | backward).items()} if scale else {}
+    assert _casts((*local.forward, *local.backward), "amax") == pytest.approx(passes)
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -103,6 +111,51 @@ def test_experts_cast_every_row_and_the_router_none() -> None:
     assert forward["moe/fc1.cast"] == pytest.approx(4.0 * 8 * 2048)
     assert forward["moe/fc2.cast"] == pytest.approx(4.0 * 8 * 768)
     assert not any(name.startswith("moe/router") for name in forward)
+
+
+@pytest.mark.parametrize(
+    ("precision", "architecture", "scaling", "scale", "cast"),
+    [("fp8", "hopper", "current", (24, 24), 8), ("fp8", "hopper", "delayed", (0, 0), 1), ("fp8", "blackwell", "delayed", (0, 0), 8),
+     ("mxfp8", "blackwell", "current", (0, 0), 8), ("nvfp4", "blackwell", "current", (24, 24), 8)],
+)  # fmt: skip
+def test_rows_of_each_expert_are_a_tensor(
+    precision: str, architecture: str, scaling: str, scale: tuple[int, int], cast: int
+) -> None:
+    """Of 128 experts on 16 ranks 8 are local: a scale takes three kernels of each, a cast one; delayed scales with both layouts one
+    of all. The products are one kernel for each expert."""
+    model = load_model("qwen3-30b-a3b")
+    assert isinstance(model, TransformerSpec)
+    casts = engine_casts(precision, architecture, scaling)
+    options = SplitOptions(Degrees(ep=16), KernelPlan(), dtype=precision, moe=model.moe, engine_casts=casts)
+    local = split_block(_block("qwen3-30b-a3b", "full_experts"), options)
+    for ops, suffix in ((local.forward, ""), (local.backward, ".backward")):
+        found = {op.name: (op.work.launches, op.kernels) for op in ops if isinstance(op.work, MemoryWork)}
+        for product in ("moe/fc1", "moe/fc2"):
+            assert found.get(f"{product}.scale{suffix}", (0, 0)) == scale
+            assert found[f"{product}.cast{suffix}"] == (cast, cast)
+    assert {op.name: op.kernels for op in local.forward}["moe/fc1"] == 8
+
+
+@pytest.mark.parametrize(
+    ("plan", "training", "pads"),
+    [({}, {}, True), ({"ep_dispatcher": "allgather"}, {}, True), ({"ep_dispatcher": "deepep"}, {}, False),
+     ({"ep_dispatcher": "hybridep"}, {}, False), ({}, {"routing": {"kind": "balanced", "capacity_factor": 1.0}}, False),
+     ({}, {"precision": "bf16"}, False), ({}, {"cuda_graphs": True}, False),
+     ({}, {"cuda_graphs": True, "cuda_graph_scope": "attention"}, True)],
+)  # fmt: skip
+def test_rows_of_narrow_experts_are_padded_where_the_host_counts_them(
+    plan: dict[str, Any], training: dict[str, Any], pads: bool
+) -> None:
+    """A copy before the experts and one behind them, in both passes, beside those that put rows in order: half of what is moved."""
+    scenario = make_scenario({
+        "model": "qwen3-30b-a3b", "framework": "megatron-core", "framework_version": "2025-11",
+        "cluster": {"hardware": "dgx-b200", "num_nodes": 1}, "plan": {"ep": 8, "ep_dispatcher": "alltoall", **plan},
+        "training": {"sequence_length": 4096, "global_batch_size": 8, "precision": "mxfp8", **training},
+    })  # fmt: skip
+    options = Layout.of(scenario, 1).options
+    found = [sorts(options, back, backward) for back in (False, True) for backward in (False, True)]
+    order = (("copy", 2.0),) if options.degrees.dispatcher == "alltoall" else ()
+    assert found == 4 * [order + (("copy", 2.0),) * pads]
 
 
 @pytest.mark.parametrize(("layers", "pp", "stages"), [(56, 8, 7), (24, 4, 3), (32, 8, 2), (48, 4, 4), (30, 8, 1)])

@@ -21,11 +21,15 @@ and columnwise usage). Only the norm of a LayerNormLinear writes the narrow form
 Bytes per element:
 
     scale known beforehand (delayed), blocks     read 2, write 1; a second layout 1 more
-    scale of the tensor's own values (current)   2 more for reading it once before; the norm writes 16 bits
+    scale of the tensor's own values (current)   the same; a pass before that reads 2; the norm writes 16 bits
     fp4                                          as current; half a byte for each layout
 
 The second layout is for the weight gradient: transposed on Hopper, whose fp8 tensor cores multiply one layout only, scaled along
-the other axis with blocks; Blackwell's multiply one copy with a scale per tensor either way.
+the other axis with blocks; Blackwell's multiply one copy with a scale per tensor either way. That pass is three kernels: the
+maximum is set to zero, found, and made a scale of (common/recipe/current_scaling.cu).
+
+A grouped linear layer casts the rows of each expert as a tensor of its own, one after the other; with delayed scales one kernel
+takes all that get both layouts (csrc/extensions/cast.cpp, multi_tensor_quantize_impl).
 """
 
 from __future__ import annotations
@@ -40,6 +44,8 @@ GATHERED: Final = "fp8_gathered"
 """Recipe of scales per tensor with weights that arrive in fp8."""
 QUANTIZE: Final = "quantize"
 """Class of the memory-bound price of TransformerEngine's casts."""
+SCALE_KERNELS: Final = 3
+"""Kernels of the pass before a cast that finds its scale."""
 _BLOCK: Final = 3.0 + 1.0 / 32.0
 Operand = Literal["input", "weight", "gradient"]
 
@@ -122,16 +128,18 @@ class EngineCasts:
     Attributes:
         once: of one layout.
         second: more for the layout of the weight gradient.
-        norms: norms do not write the narrow format.
+        scale: of the pass before that finds the scale, 0 = there is none; norms do not write the narrow format then.
+        together: one kernel takes the rows of all experts where both layouts are made.
     """
 
     once: float
     second: float
-    norms: bool = False
+    scale: float = 0.0
+    together: bool = False
 
     def skips(self, layer: Layer, node: Einsum, *, backward: bool) -> bool:
         """Whether a product finds its input narrow already, or is none of TransformerEngine's."""
-        return node.wide or (not backward and not self.norms and holds_norm(layer, node))
+        return node.wide or (not backward and not self.scale and holds_norm(layer, node))
 
 
 def holds_norm(layer: Layer, node: Einsum) -> bool:
@@ -162,9 +170,10 @@ def engine_casts(precision: str, architecture: str, scaling: str) -> EngineCasts
         return None
     current = scaling == "current"
     if precision == "fp8":
-        return EngineCasts(5.0 if current else 3.0, 0.0 if architecture == "blackwell" else 1.0, norms=current)
+        second = 0.0 if architecture == "blackwell" else 1.0
+        return EngineCasts(3.0, second, scale=2.0) if current else EngineCasts(3.0, second, together=True)
     return {
-        "fp8-block": EngineCasts(3.0, 1.0), "mxfp8": EngineCasts(3.0, 1.0), "nvfp4": EngineCasts(4.5, 0.5, norms=True),
+        "fp8-block": EngineCasts(3.0, 1.0), "mxfp8": EngineCasts(3.0, 1.0), "nvfp4": EngineCasts(2.5, 0.5, scale=2.0),
     }.get(precision)  # fmt: skip
 
 

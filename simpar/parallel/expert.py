@@ -21,7 +21,7 @@ from simpar.specs.architecture import TokenModel
 from simpar.specs.framework_policies import Kernels
 from simpar.specs.plan import PlanSpec
 from simpar.specs.scenario import Scenario
-from simpar.specs.training import RoutingSpec
+from simpar.specs.training import RoutingSpec, TrainingSpec
 
 Passes = tuple[tuple[str, float], ...]
 _COPY: Final[Passes] = (("copy", 2.0),)
@@ -51,13 +51,24 @@ def fixes_tokens(plan: PlanSpec, routing: RoutingSpec) -> bool:
     return routing.capacity_factor is not None and not (plan.ep > 1 and plan.ep_dispatcher == "deepep")
 
 
+def pads_rows(plan: PlanSpec, training: TrainingSpec) -> bool:
+    """Whether Megatron-Core pads the rows of each expert, where the host knows their number, in kernels of their own around narrow
+    products of TransformerEngine (transformer/moe/experts.py, TEGroupedMLP: Fp8Padding, Fp8Unpadding, and none of them where rows
+    have such numbers already). DeepEP's are padded as they are permuted (since 554ce493 of 2026-02), HybridEP's as they arrive, and
+    graphs of whole layers want rows that the router has padded (moe_router_padding_for_quantization)."""
+    graphs = training.cuda_graphs and training.cuda_graph_scope == "layer"
+    return plan.ep_dispatcher in ("alltoall", "allgather") and not graphs
+
+
 def sorts(options: SplitOptions, back: bool, backward: bool) -> Passes:
-    """What puts rows into the order of the local experts, or back: none where the dispatcher does, or where there is no other."""
+    """What puts rows into the order of the local experts, or back: none where the dispatcher does, or where there is no other.
+    Around narrow products they are copied once more, to a number of rows that these take and back."""
     degrees, order, moe = options.degrees, options.kernels.library.expert_order, options.moe
     several = moe is not None and moe.num_experts > degrees.ep and (degrees.ep > 1 or order == "local")
+    padded = _COPY if options.pads_rows and options.narrow_experts and options.engine_casts else ()
     if degrees.dispatcher != "alltoall" or not (several or order == "padded"):
-        return ()
-    return SORTS[order].get((back, backward), _COPY)
+        return padded
+    return SORTS[order].get((back, backward), _COPY) + padded
 
 
 def exchange(

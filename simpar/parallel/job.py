@@ -11,7 +11,7 @@ from simpar.graph.rematerialise import Recompute
 from simpar.parallel.adapters import pairs_of_run
 from simpar.parallel.data import StateBytes
 from simpar.parallel.degrees import Degrees
-from simpar.parallel.expert import expert_rows, fixes_tokens
+from simpar.parallel.expert import expert_rows, fixes_tokens, pads_rows
 from simpar.parallel.libraries import library_of
 from simpar.parallel.split_options import SplitOptions
 from simpar.specs.architecture import TokenModel, has_experts, head_sizes
@@ -210,6 +210,7 @@ class Job:
             moe=model.moe if isinstance(model, TokenModel) else None,
             load_factor=expert_rows(self.scenario, own, self.load_factor),
             spare_rows=float(self.plan.ep) if capacity is None and own.static_routing else 1.0,
+            pads_rows=self.host_counts_tokens and pads_rows(self.plan, training),
             one_hot=capacity is not None and own.static_routing,
             dense_experts=capacity is None and self.hardware.gpu.vendor in own.dense_experts,
             casts=self.casts,
@@ -222,8 +223,7 @@ class Job:
             engine_casts=engine_casts(training.precision, self.hardware.gpu.architecture, own.te_scaling),
             accumulation_bytes=self._accumulation_bytes,
             gather_copy_bytes=self.framework.data.fsdp_gather_copy_bytes if self.gathers_by_layer else 0.0,
-            reduce_copy_bytes=self._reduce_copy_bytes,
-            experts_apart=not self.plan.shard_experts,
+            reduce_copy_bytes=self._reduce_copy_bytes, experts_apart=not self.plan.shard_experts,
         )  # fmt: skip
 
     @property

@@ -116,13 +116,17 @@ class LocalLayer:
         """Work of a memory-bound kernel of the run's library."""
         return MemoryWork(kernel, moved, launches, self.options.memory_implementation)
 
+    def local_groups(self, node: Node) -> int:
+        """Products that one stands for: of a grouped one, one for each expert of this rank."""
+        group = self.layer.grouping(node)
+        return max(round(self.shards.extent(group, "expert")), 1) if group and not self.options.dense_experts else 1
+
     def launches(self, kernel: Kernel) -> int:
-        """Kernels of one product: expert matmuls run one after the other over streams (TransformerEngine GroupedLinear), and
-        fp8 casts the input in both layouts first."""
-        group = self.layer.grouping(kernel.node)
-        if not group or self.options.dense_experts:
+        """Kernels of one product: expert matmuls run one after the other over streams (TransformerEngine GroupedLinear), narrow
+        ones elsewhere after casts in both layouts."""
+        if not self.layer.grouping(kernel.node) or self.options.dense_experts:
             return kernel.launches
-        return max(round(self.shards.extent(group, "expert")), 1) * (3 if self.options.narrow_experts else 1)
+        return self.local_groups(kernel.node) * (3 if self.options.narrow_experts and self.options.engine_casts is None else 1)
 
     def elementary_launches(self, kernel: Kernel, *, backward: bool) -> int:
         """Kernels of a memory-bound node in one direction; some run once more for every expert of the rank."""

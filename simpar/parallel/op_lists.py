@@ -6,7 +6,7 @@ that reads it. Overlap says which ops run beside which: it never leaves work out
 
 from __future__ import annotations
 
-from simpar.graph.casts import QUANTIZE, cast_inputs, casts
+from simpar.graph.casts import QUANTIZE, SCALE_KERNELS, cast_inputs, casts
 from simpar.graph.differentiate import needs_input_gradient, needs_weight_gradient
 from simpar.graph.kernel_types import Kernel
 from simpar.graph.kernels import product_of
@@ -160,15 +160,17 @@ class Lists(LocalLayer):
             ops.compute(f"{node.name}.dequantise", self._moving("cast", moved, node.linears), node.linears)
 
     def _engine_cast(self, node: Product, ops: OpList, *, backward: bool) -> None:
-        """Put TransformerEngine's cast of a product's input, backward of its output's gradient; the launches of a grouped matmul
-        hold those of its casts. Under sequence parallelism a rank casts its part of the sequence and gathers that."""
+        """Put TransformerEngine's casts before a product. Under sequence parallelism a rank casts its part, which it gathers."""
         made = self.options.engine_casts
         if made is None or not isinstance(node, Einsum) or made.skips(self.layer, node, backward=backward):
             return
         elements = self.shards.local(self.axes(node.outputs[0] if backward else node.inputs[0]))
-        each = made.once + (0.0 if self.options.lora_rank else made.second)
-        name = f"{node.name}.cast" + (".backward" if backward else "")
-        ops.compute(name, self._moving(QUANTIZE, elements * each), int(not self.layer.grouping(node)))
+        second, suffix = 0.0 if self.options.lora_rank else made.second, ".backward" if backward else ""
+        each = 1 if made.together and second else self.local_groups(node)
+        if made.scale:
+            count = SCALE_KERNELS * each
+            ops.compute(f"{node.name}.scale{suffix}", self._moving("amax", elements * made.scale, count), count)
+        ops.compute(f"{node.name}.cast{suffix}", self._moving(QUANTIZE, elements * (made.once + second), each), each)
 
     # -- collectives ---------------------------------------------------------------------------------------------------
 
@@ -247,8 +249,7 @@ class Lists(LocalLayer):
         """Rows to their experts or back; the gradient of the one has the way of the other."""
         moe = self.options.moe
         assert moe is not None
-        combine = node.back is not backward
-        element = self.element
+        combine, element = node.back is not backward, self.element
         if not (combine or backward or element > 2.0):
             element = self.options.dispatch_bytes
         name = ("moe_combine" if node.back else "moe_dispatch") + (".backward" if backward else "")

@@ -35,6 +35,7 @@ class SplitOptions:
         moe: expert spec, for the exchange.
         load_factor: tokens of the fullest expert rank over the mean.
         spare_rows: rows that an expert rank has room for, over those that come: products and exchanges skip what is empty.
+        pads_rows: copies of their own pad the rows of each local expert before narrow products and cut them behind.
         one_hot: rows go to their places at the experts and back by products with a one-hot mask.
         dense_experts: products of experts are one over all local experts, of rows padded with zeros for the others.
         dispatch_bytes: per element of the dispatched hidden vectors (1 under fp8 dispatch).
@@ -64,6 +65,7 @@ class SplitOptions:
     moe: MoeSpec | None = None
     load_factor: float = 1.0
     spare_rows: float = 1.0
+    pads_rows: bool = False
     one_hot: bool = False
     dense_experts: bool = False
     dispatch_bytes: float = 2.0
