@@ -249,7 +249,9 @@ class Sharded:
             trace.free(tensor)
         while index == 0 and self.held:
             trace.free(self.held.pop())
-        shard = trace.ask(held * state.gradient / self.layout.shard_ranks, "reduce_scatter")
+        # What goes to the host leaves as it was reduced.
+        each = state.reduce if self.layout.gradients_away else state.gradient
+        shard = trace.ask(held * each / self.layout.shard_ranks, "reduce_scatter")
         if self.layout.gradients_away or (stage, index) in self.resting:
             trace.free(shard)
         else:
