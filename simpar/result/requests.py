@@ -250,8 +250,8 @@ class Sharded:
         while index == 0 and self.held:
             trace.free(self.held.pop())
         # What goes to the host leaves as it was reduced.
-        each = state.reduce if self.layout.gradients_away else state.gradient
-        shard = trace.ask(held * each / self.layout.shard_ranks, "reduce_scatter")
+        wide = state.reduce if self.layout.gradients_away else state.gradient
+        shard = trace.ask(held * wide / self.layout.shard_ranks, "reduce_scatter")
         if self.layout.gradients_away or (stage, index) in self.resting:
             trace.free(shard)
         else:
