@@ -55,9 +55,12 @@ def option_conflicts(scenario: Scenario, spec: FrameworkSpec) -> Iterator[Violat
         )
     if training.narrow_modules != "all":
         yield from _narrow_modules(scenario, spec)
-    if not training.fp8_gather and (training.precision != "fp8" or plan.zero_stage < 3):
-        rule = "is of fp8 weights with one scale a tensor that are fully sharded"
-        yield Violation("training.fp8_gather", False, rule, 'true, or training.precision = "fp8" and plan.zero_stage = 3')
+    if not training.fp8_gather and training.precision != "fp8":
+        rule = "is of fp8 weights with one scale a tensor"
+        yield Violation("training.fp8_gather", False, rule, 'true, or training.precision = "fp8"')
+    elif not training.fp8_gather and plan.zero_stage < 3:
+        rule = "no weights are gathered that training.fp8_gather = false is of"
+        yield Violation("plan.zero_stage", plan.zero_stage, rule, "3, or training.fp8_gather = true")
     if training.optimizer_in_backward:
         yield from _in_backward(scenario)
     for field in ("overlap_tp", "overlap_ep") if training.launch_blocking else ():
