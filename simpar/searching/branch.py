@@ -19,12 +19,11 @@ import numpy as np
 from simpar.program.program import FloatArray
 from simpar.searching.account import Account, Glimpse
 from simpar.searching.choice import Choice, Group, Variant
-from simpar.searching.closed import Closed, Followers
 from simpar.searching.design_bounds import DesignBounds, Outlook
 from simpar.searching.evaluation import Evaluation
-from simpar.searching.incumbents import Incumbents, Scored
+from simpar.searching.incumbents import Followers, Incumbents, Scored
 from simpar.searching.memory_floors import MemoryFloors
-from simpar.searching.nodes import Node, Ranked, Shape, Together, Waiting, by_shape, design_of
+from simpar.searching.nodes import Node, Ranked, Shape, Together, Waiting, by_shape
 from simpar.searching.open_layouts import Design, OpenLayouts
 from simpar.searching.pricing import Pricing
 from simpar.searching.set_bounds import SetBounds
@@ -70,7 +69,7 @@ class Branch:
         """Value of a simulated layout (None: it misses a constraint); none = its step time."""
         self.tighten: Callable[[Choice, float], float] | None = None
         """A bound of the value of a layout that takes so long, where that is more than its time."""
-        self.on_scored, self.on_progress, self.closing = followers.on_scored, followers.on_progress, followers.closing
+        self.on_scored, self.on_progress = followers.on_scored, followers.on_progress
         self.capacity = space.template.hardware.gpu.memory.value - least_headroom
         self.fits = fits or (lambda need, _: need <= self.capacity)
         self.set_bounds = SetBounds(space, self.pricing)
@@ -79,7 +78,6 @@ class Branch:
         self.heap: list[tuple[float, float, int, str, Any, int, float]] = []
         self._tick = itertools.count()
         self.pools: dict[Shape, list[Waiting]] = {}
-        self._swept: object = self.incumbents.limits
         self._proven_s, self._until = 0.0, inf
         self.together = Together(self.evaluation)
         self._scored: set[Choice] = set()
@@ -99,7 +97,7 @@ class Branch:
         """
         reason = self._reject(bound, device_bytes)
         if reason:
-            self._settle(reason, count, design_of(kind, payload))
+            self._settle(reason, count)
         else:
             key = self.incumbents.rank(bound, device_bytes)
             heapq.heappush(self.heap, (key, simplicity, next(self._tick), kind, payload, count, bound))
@@ -109,14 +107,12 @@ class Branch:
             return CONSTRAINT
         return BOUND if self.incumbents.beats(self.incumbents.rank(bound, device_bytes)) else ""
 
-    def _settle(self, reason: str, count: int, design: Design | None = None) -> None:
-        """Account for layouts, of a design where they are of one: rejected, or kept where there is no reason."""
+    def _settle(self, reason: str, count: int) -> None:
+        """Account for layouts: rejected, or kept where there is no reason."""
         if reason:
             self.account.rejected[reason] += count
         else:
             self.account.kept += count
-        if self.closing is not None and design is not None:
-            self.closing.settle(design, reason, count, self.incumbents.skipped)
 
     def survey(self, nodes: Sequence[Node]) -> float:
         """What nothing on these meshes ranks before, by compute alone; costs little, and `run` need not do it again."""
@@ -136,7 +132,7 @@ class Branch:
 
         What has to fit less memory has to recompute more, which bounds know. Every layout was accounted for in the first pass.
         """
-        account, self.closing, known = self.account, None, len(self._scored)
+        account, known = self.account, len(self._scored)
         while (level := self.incumbents.next_level()) is not None:
             self._proven_s = max(self._proven_s, self.incumbents.cutoff())
             self.incumbents.level = self.capacity = self.design_bounds.capacity = level
@@ -165,9 +161,6 @@ class Branch:
         while self.heap:
             if self.heap[0][0] > until:
                 return self.heap[0][0]
-            if self.closing is not None and self.incumbents.limits is not self._swept:
-                self._sweep()
-                continue
             key, _, _, kind, payload, count, bound = heapq.heappop(self.heap)
             self.account.evaluated["longest_path"] = self.evaluation.swept - self._swept_before
             if kind in ("timed", "layout"):
@@ -182,25 +175,6 @@ class Branch:
             if self.on_progress is not None:
                 self.on_progress(max(key, self._proven_s))
         return inf
-
-    def _sweep(self) -> None:
-        """Reject what a new incumbent beats wherever it waits, so that the designs it is of close."""
-        self._swept = self.incumbents.limits
-        for pool in self.pools.values():
-            for rank, _, _, table, at in pool:
-                if self.incumbents.beats(rank):
-                    self._settle(BOUND, int(table.weight[at]), table.design)
-            pool[:] = [entry for entry in pool if not self.incumbents.beats(entry[0])]
-            heapq.heapify(pool)
-        left = []
-        for entry in self.heap:
-            key, _, _, kind, payload, count, _ = entry
-            if (design := design_of(kind, payload)) is not None and self.incumbents.beats(key):
-                self._settle(BOUND, count, design)
-            else:
-                left.append(entry)
-        heapq.heapify(left)
-        self.heap = left
 
     # -- sets ----------------------------------------------------------------------------------------------------------
 
@@ -268,9 +242,6 @@ class Branch:
         count -= ranked.left[at + 1] if at + 1 < len(ranked.left) else 0
         group, _, m, _ = ranked.node
         design = Design(*ranked.node, self.space.pipelines(group.pp, m)[ranked.order[at]])
-        if self.closing is not None and (closed := self.closing.open(design, count)) is not None:
-            self._pass_over(closed)
-            return
         outlook = self.design_bounds.outlook(design)
         self.account.evaluated["bounds"] += count
         if len(outlook.columns):
@@ -278,21 +249,14 @@ class Branch:
             self.push(least, "shardings", outlook, count, self.set_bounds.least_bytes(group))
         else:
             # Not even the states fit, however they are spread.
-            self._settle(MEMORY, count, design)
-
-    def _pass_over(self, closed: Closed) -> None:
-        """Take over what is known of a design that was closed before."""
-        self.account.merge(closed.account)
-        self.incumbents.skipped = min(self.incumbents.skipped, closed.account.skipped)
-        for glimpse in closed.account.glimpses:
-            self._keep_glimpse(glimpse)
+            self._settle(MEMORY, count)
 
     def open_shardings(self, bound: float, payload: Outlook, count: int) -> None:
         """Bounds and memory of every recomputation x spread x offload at once."""
         del bound, count
         table = self.design_bounds.open_layouts(payload.design, self.incumbents, payload)
         for reason, number in zip((MEMORY, CONSTRAINT, BOUND), table.rejected, strict=True):
-            self._settle(reason, number, table.design)
+            self._settle(reason, number)
         if len(table.order):
             self._glimpse(table)
             self._wait(table, table.order.tolist(), 0.0)
@@ -303,11 +267,6 @@ class Branch:
         """Remember the best of a design."""
         at = int(table.order[0])
         found = Glimpse(table.choice(at), float(table.time_s.flat[at]), float(table.bytes.flat[at]))
-        self._keep_glimpse(found)
-        if self.closing is not None:
-            self.closing.glimpsed(table.design, found)
-
-    def _keep_glimpse(self, found: Glimpse) -> None:
         pipeline = found.choice.pipeline
         name = (found.choice.group, pipeline.schedule, pipeline.virtual_stages)
         if name not in self.glimpses or found.bound_s < self.glimpses[name].bound_s:
@@ -347,7 +306,7 @@ class Branch:
                 need = max(need, self.evaluation.device_bytes(choice, self.design_bounds.allocated(choice)) or 0.0)
                 reason = MEMORY if need > self.incumbents.level else ""
             if reason:
-                self._settle(reason, int(table.weight[at]), table.design)
+                self._settle(reason, int(table.weight[at]))
             elif not (together and self.together.waits(pool, popped[0], self.incumbents.cutoff())):
                 take.append((choice, at, time_s, need, table))
         swept = self.evaluation.longest_paths([choice for choice, *_ in take], alone=together)
@@ -367,20 +326,20 @@ class Branch:
 
     def open_undercut(self, bound: float, payload: tuple[Choice, float, OpenLayouts, int], count: int) -> None:
         """A layout that another undercuts in every price still is among the best: its own longest path."""
-        choice, need, table, _ = payload
+        choice, need, *_ = payload
         if self.incumbents.outdone(bound, need, choice):
-            self._settle(BOUND, count, table.design)
+            self._settle(BOUND, count)
         else:
             value = max(bound, self.evaluation.longest_path(choice))
             self.push(value, "timed", payload, count, need, choice.complexity)
 
     def open_timed(self, bound: float, payload: tuple[Choice, float, OpenLayouts, int], count: int) -> None:
         """A layout whose time is known: what it is ranked by, where that is more."""
-        choice, need, table, _ = payload
+        choice, need, *_ = payload
         if self.tighten is None:
             self.open_layout(bound, (*payload, bound), count)
         elif self.incumbents.outdone(bound, need, choice):
-            self._settle(BOUND, count, table.design)
+            self._settle(BOUND, count)
         else:
             value = max(bound, self.tighten(choice, bound))
             self.push(value, "layout", (*payload, bound), count, need, choice.complexity)
@@ -389,14 +348,14 @@ class Branch:
         """Simulate one layout; what moves more to the host waits for its outcome."""
         choice, need, table, at, time_s = payload
         if self.incumbents.outdone(bound, need, choice):
-            self._settle(BOUND, count, table.design)
+            self._settle(BOUND, count)
             return
         reason = self._simulate(choice, bound, time_s)
-        self._settle(reason, 1, table.design)
+        self._settle(reason, 1)
         if reason:
             self._wait(table, table.children(at), time_s)
         else:
-            self._settle(DOMINATED, count - 1, table.design)
+            self._settle(DOMINATED, count - 1)
 
     def _simulate(self, choice: Choice, bound: float, time_s: float) -> str:
         """Value a layout; why it does not count, or nothing. SimPy runs only where memory depends on time.

@@ -11,11 +11,9 @@ from contextlib import suppress
 from typing import Any, Final
 
 from simpar.errors import InputError, Violation
-from simpar.searching.account import Account
 from simpar.searching.choice import Choice
-from simpar.searching.closed import Closed, Followers
 from simpar.searching.executors import RETRIES, Now, Task
-from simpar.searching.incumbents import Limits, Scored
+from simpar.searching.incumbents import Followers, Limits, Scored
 from simpar.searching.nodes import Node
 from simpar.searching.parts import PartResult, Wish, solve_part
 from simpar.searching.space import Space
@@ -28,9 +26,7 @@ _SILENCE_S: Final = 10.0
 """After so long without a word the scheduler is asked whether it is still there."""
 
 
-def _cluster_part(
-    space: Space, wish: Wish, part: int, nodes: Sequence[Node], known: Sequence[Scored], closed: list[Closed] | None, topic: str
-) -> PartResult:  # fmt: skip
+def _cluster_part(space: Space, wish: Wish, part: int, nodes: Sequence[Node], known: Sequence[Scored], topic: str) -> PartResult:
     """A part on a worker: layouts and bounds go to the client as events, what must be beaten comes as a shared variable."""
     from distributed import Variable, get_client, get_worker
 
@@ -41,14 +37,13 @@ def _cluster_part(
         row = (found.choice.flat(), found.step_time_s, found.device_bytes, found.value)
         worker.log_event(topic, {"part": part, "scored": row})
 
-    def tell(bound: float, closed: list[Closed]) -> None:
-        worker.log_event(topic, {"part": part, "bound": bound, "closed": [(c.name, c.account.to_json()) for c in closed]})
+    def tell(bound: float) -> None:
+        worker.log_event(topic, {"part": part, "bound": bound})
         with suppress(Exception):  # A lost message only costs pruning.
             value, points = best.get(timeout="2s")
             limits[0] = Limits(value, tuple((v, b) for v, b in points))
 
-    now = Now(tell, closed)
-    return solve_part(space, wish, part, nodes, known, lambda: limits[0], Followers(scored, now, now.closing))
+    return solve_part(space, wish, part, nodes, known, lambda: limits[0], Followers(scored, Now(tell)))
 
 
 def dask(task: Task, scheduler: str) -> Iterator[PartResult]:
@@ -100,10 +95,8 @@ def _on_cluster(task: Task, client: Any, scheduler: str) -> Iterator[PartResult]
         while waiting or running:
             while waiting and len(running) < max(sum(client.nthreads().values()), 1):
                 part, nodes = waiting.pop(0)
-                known, closed = task.incumbents.best, task.closing(part)
-                future = client.submit(
-                    _cluster_part, task.space, task.wish, part, nodes, known, closed, topic, pure=False, retries=RETRIES
-                )
+                known = task.incumbents.best
+                future = client.submit(_cluster_part, task.space, task.wish, part, nodes, known, topic, pure=False, retries=RETRIES)
                 running.add(future)
                 # Runs in another thread; everything is done in this one.
                 future.add_done_callback(events.put)
@@ -122,7 +115,6 @@ def _on_cluster(task: Task, client: Any, scheduler: str) -> Iterator[PartResult]
                 task.on_scored(Scored(Choice.from_flat(flat), seconds, device_bytes, value))
             else:
                 task.on_bound(event["part"], event["bound"])
-                task.told(event["part"], [Closed(name, Account.from_json(data)) for name, data in event["closed"]])
             if task.incumbents.limits != before:
                 shared.set(tuple(task.incumbents.limits))
     except (CancelledError, OSError):

@@ -223,8 +223,7 @@ def _from_store(known: dict[str, Any], options: SearchOptions) -> int:
 def _say_where(store: Store, options: SearchOptions) -> None:
     done, count, layouts = store.progress
     if count:
-        inside = f" and {found} designs of others" if (found := store.num_designs) else ""
-        options.outputs.say(f"going on: {done} of {count} parts{inside} are done, {layouts} layouts simulated")
+        options.outputs.say(f"going on: {done} of {count} parts are done, {layouts} layouts simulated")
     else:
         options.outputs.say(f"{store.path} holds nothing of this search (another request, or another simpar): starting anew")
 

@@ -9,10 +9,9 @@ from math import inf, isclose, log
 from typing import Any, Final
 
 from simpar.searching.account import Account
-from simpar.searching.closed import Followers
 from simpar.searching.decision import Rival, decide
-from simpar.searching.executors import EVERY_S, Now, Task, alone_first, in_process, processes
-from simpar.searching.incumbents import Incumbents, Scored
+from simpar.searching.executors import EVERY_S, Task, alone_first, in_process, processes
+from simpar.searching.incumbents import Followers, Incumbents, Scored
 from simpar.searching.mixed_space import MixedSpace
 from simpar.searching.nodes import Node
 from simpar.searching.parts import AnyBranch, AnyPricing, PartResult, Wish, branch_for, parts_of, pricing_of
@@ -173,10 +172,7 @@ def find(
 
     finished = True
     try:
-        closed = store.designs() if store is not None else None
-        task = Task(space, wish, parts, state.incumbents, scored, bounded, frozenset(state.bounds), closed)
-        if store is not None:
-            task.on_closed = store.designs_done
+        task = Task(space, wish, parts, state.incumbents, scored, bounded, frozenset(state.bounds))
         if space.size > SEED_FROM and not wish.front and not seeded and not isinstance(space, MixedSpace):
             _seed(task, pricing)
             if store is not None:
@@ -251,8 +247,7 @@ def _seed(task: Task, pricing: AnyPricing) -> None:
     corner, wish = seed_space(task.space), task.wish
     if corner.groups and 0 < corner.size < task.space.size / 4:
         first = replace(wish, keep=1, reach=1.0) if wish.fold else wish
-        now = Now(lambda _, closed: task.told(SEED, closed), task.closing(SEED))
-        branch = branch_for(corner, first, pricing, followers=Followers(task.on_scored, now, now.closing))
+        branch = branch_for(corner, first, pricing, followers=Followers(task.on_scored))
         for scored in task.incumbents.best:
             branch.incumbents.add(scored)
         branch.run()

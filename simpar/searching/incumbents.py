@@ -47,6 +47,19 @@ class Scored:
         return rounded(self.value), self.choice.complexity, str(self.choice)
 
 
+@dataclass(frozen=True, slots=True)
+class Followers:
+    """Whom a search tells what.
+
+    Attributes:
+        on_scored: every simulated layout.
+        on_progress: what nothing that is left ranks before.
+    """
+
+    on_scored: Callable[[Scored], None] | None = None
+    on_progress: Callable[[float], None] | None = None
+
+
 class Limits(NamedTuple):
     """What layouts must beat.
 

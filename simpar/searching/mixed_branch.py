@@ -28,8 +28,7 @@ from simpar.schedules import SCHEDULES
 from simpar.searching.account import Account, Glimpse
 from simpar.searching.branch import BOUND, CONSTRAINT, MEMORY, SIMULATED_MEMORY
 from simpar.searching.choice import Choice, Offload, Variant, mesh_key
-from simpar.searching.closed import Followers
-from simpar.searching.incumbents import Incumbents, Scored
+from simpar.searching.incumbents import Followers, Incumbents, Scored
 from simpar.searching.mixed_pricing import MixedPricing, PartCosts
 from simpar.searching.mixed_space import PLAIN, MixedSpace
 from simpar.searching.nodes import Node
@@ -70,7 +69,6 @@ class MixedBranch:
         self.space, self.pricing, self.incumbents = space, pricing, incumbents
         self.evaluation = pricing.evaluation
         self.examine, self.fit_probability, self.share = examine, fit_probability, share
-        # Its `closing` has nothing to do: a killed search goes on from the layouts in its store, and nothing else is costly.
         self.on_scored, self.on_progress = followers.on_scored, followers.on_progress
         self.account, self.glimpses = Account(), dict[object, Glimpse]()
         self.heap: list[tuple[float, int, str, Any, int]] = []

@@ -6,12 +6,11 @@ import heapq
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 from simpar.searching.choice import Choice, Group, Pipeline, Variant
-from simpar.searching.design_bounds import Outlook
 from simpar.searching.evaluation import Evaluation
-from simpar.searching.open_layouts import Design, OpenLayouts
+from simpar.searching.open_layouts import OpenLayouts
 
 Waiting = tuple[float, int, float, OpenLayouts, int]
 """A layout that waits to be swept: rank, number, bound, table and its position there."""
@@ -44,13 +43,6 @@ def by_shape(table: OpenLayouts, positions: Sequence[int], least_s: float) -> di
         name = Shape(d.group.pp, d.m, d.pipeline, flags, table.offloads[offload].activations > 0)
         found.setdefault(name, []).append((max(float(table.time_s.flat[at]), least_s), table, at))
     return found
-
-
-def design_of(kind: str, payload: Any) -> Design | None:
-    """What a set of layouts is of, where all are of one design."""
-    if kind == "shardings":
-        return cast(Outlook, payload).design
-    return cast(OpenLayouts, payload[2]).design if kind in ("undercut", "timed", "layout") else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,4 +126,4 @@ class Together:
         return float(min(values))
 
 
-__all__ = ["Node", "Ranked", "Shape", "Together", "Waiting", "by_shape", "design_of"]
+__all__ = ["Node", "Ranked", "Shape", "Together", "Waiting", "by_shape"]

@@ -17,9 +17,8 @@ from simpar.result.interval import HALF_WIDTH, together
 from simpar.searching.account import Account
 from simpar.searching.branch import Branch
 from simpar.searching.choice import Choice
-from simpar.searching.closed import Followers
 from simpar.searching.evaluation import Evaluation
-from simpar.searching.incumbents import NO_LIMITS, Incumbents, Limits, Scored
+from simpar.searching.incumbents import NO_LIMITS, Followers, Incumbents, Limits, Scored
 from simpar.searching.mixed_branch import MixedBranch
 from simpar.searching.mixed_pricing import MixedEvaluation, MixedPricing
 from simpar.searching.mixed_space import MixedSpace

@@ -6,7 +6,7 @@ import hashlib
 import json
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from functools import cache
 from importlib import resources
@@ -15,15 +15,13 @@ from typing import Any, Final
 
 from simpar import __version__
 from simpar.errors import InputError, Violation
-from simpar.searching.account import Account
 from simpar.searching.choice import Choice
-from simpar.searching.closed import Closed
 from simpar.searching.incumbents import Scored
 from simpar.specs.base import data_dir
 
 _APPLICATION: Final = 0x73696D70
 """SQLite's application_id of a store ("simp"): tells it from the database of any other program."""
-_FORMAT: Final = 3
+_FORMAT: Final = 4
 SEED: Final = -1
 """The part under which the seed of a search is kept."""
 
@@ -34,8 +32,6 @@ _TABLES: Final = (
     "primary key (key, part))",
     "create table layouts (key text not null, choice text not null, step_time_s real not null, device_bytes real not null, "
     "value real not null, checksum text not null, primary key (key, choice))",
-    "create table designs (key text not null, part integer not null, design text not null, account text not null, "
-    "checksum text not null, primary key (key, part, design))",
     "create table bounds (key text not null, part integer not null, bound real not null, checksum text not null, "
     "primary key (key, part))",
 )
@@ -175,11 +171,6 @@ class Store:
         return done, count, self._one(f"select count(*) from layouts where {self._mine}")
 
     @property
-    def num_designs(self) -> int:
-        """Designs closed in parts of this search that are not done, in all its spaces."""
-        return int(self._one(f"select count(*) from designs where {self._mine}"))
-
-    @property
     def _mine(self) -> str:
         """Rows of this search in all its spaces."""
         return f"(key = '{self.key}' or key like '{self.key}/%')"
@@ -189,7 +180,7 @@ class Store:
         if resume and (known := self._one("select parts from searches where key = ?", (self.key,))):
             return int(known)
         self._run("begin immediate")
-        for table in ("searches", "parts", "layouts", "designs", "bounds"):
+        for table in ("searches", "parts", "layouts", "bounds"):
             self._run(f"delete from {table} where key = ?", (self.key,))
         self._run("insert into searches values (?, ?, ?, ?, null, null)", (self.key, self._request, time.time(), parts))
         self._run("commit")
@@ -219,20 +210,9 @@ class Store:
                 raise self._refused("an entry is damaged") from None
 
     def part_done(self, part: int, account: dict[str, Any]) -> None:
-        """A part of the space is searched; what was kept of its designs is in its account."""
+        """A part of the space is searched."""
         row = (self.key, part, json.dumps(account))
-        self._run("begin immediate")
         self._run("insert or replace into parts values (?, ?, ?, ?)", (*row, checksum(*row)))
-        self._run("delete from designs where key = ? and part = ?", (self.key, part))
-        self._run("commit")
-
-    def designs_done(self, part: int, closed: Iterable[Closed]) -> None:
-        """Designs of a part that is not done yet are closed."""
-        self._run("begin immediate")
-        for design in closed:
-            row = (self.key, part, design.name, json.dumps(design.account.to_json()))
-            self._run("insert or replace into designs values (?, ?, ?, ?, ?)", (*row, checksum(*row)))
-        self._run("commit")
 
     def bounded(self, bounds: Mapping[int, float]) -> None:
         """What nothing in a part ranks before, but for layouts that were simulated."""
@@ -248,18 +228,6 @@ class Store:
         for part, bound, stored in self._run("select part, bound, checksum from bounds where key = ?", (self.key,)):
             self._verify(stored, self.key, part, bound)
             found[part] = float(bound)
-        return found
-
-    def designs(self) -> dict[int, list[Closed]]:
-        """Designs closed so far of parts that are not done."""
-        found: dict[int, list[Closed]] = {}
-        query = "select part, design, account, checksum from designs where key = ?"
-        for part, name, account, stored in self._run(query, (self.key,)):
-            self._verify(stored, self.key, part, name, account)
-            try:
-                found.setdefault(part, []).append(Closed(name, Account.from_json(self._read(account))))
-            except (KeyError, TypeError, ValueError):
-                raise self._refused("an entry is damaged") from None
         return found
 
     def parts(self) -> dict[int, dict[str, Any]]:
