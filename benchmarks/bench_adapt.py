@@ -23,7 +23,6 @@ from docs_table import write_between
 
 from simpar.evidence.predicted import predict_at
 from simpar.evidence.run_rows import run_of
-from simpar.site.fit_prior import Sites, collect, draw, fit_prior, left_out
 from simpar.site.learned import shipped_prior
 from simpar.site.observed import evidence_of
 from simpar.site.posterior import FACTORS, Evidence, FloatArray, Prior, learn
@@ -31,6 +30,7 @@ from simpar.specs.base import stored_runs
 from simpar.specs.calibration import SITE_FACTORS
 from simpar.specs.kinds import interpolated
 from simpar.specs.site import Site
+from validation.tools.fit_prior import Sites, collect, draw, fit_prior, left_out
 
 DRAWS = 60
 GIVEN = (1, 2, 3, 5)

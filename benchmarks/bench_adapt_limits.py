@@ -28,7 +28,6 @@ from docs_table import write_between
 from scipy.special import erf
 
 from simpar.evidence.run_rows import run_of
-from simpar.site.fit_prior import Sites, collect, draw, left_out
 from simpar.site.learned import shipped_prior
 from simpar.site.observed import evidence_of
 from simpar.site.posterior import FACTORS, GRID, STRETCH, TENTH, FloatArray, Prior
@@ -36,6 +35,7 @@ from simpar.specs.base import stored_runs
 from simpar.specs.counts import resolved_dp
 from simpar.specs.kinds import Reach, correlation
 from simpar.specs.scenario import Scenario
+from validation.tools.fit_prior import Sites, collect, draw, left_out
 
 GIVEN, DRAWS, LEAST = (0, 1, 3, 5), 12, 4
 STRUCTURES = ("jobs", "layouts", "seconds")

@@ -161,17 +161,17 @@ MUTANTS = (
            "return moe.topk_group * max(math.ceil(placement.num_nodes / max(moe.n_group, 1)), 1)", "return moe.topk_group",
            (f"{LIVE}::test_every_field_of_a_scenario_lives",)),
     # -- fits and statistics
-    Mutant("a left-out source stays in its fold", "simpar/evidence/fit_constants.py",
+    Mutant("a left-out source stays in its fold", "validation/tools/fit_constants.py",
            "if getattr(s, group) != name]) for name in names]", "if s]) for name in names]", ("tests/test_constants.py",)),
-    Mutant("a source weighs by its rows", "simpar/evidence/pooled.py",
+    Mutant("a source weighs by its rows", "validation/tools/pooled.py",
            "data.rows_of_source * TAU**2 + SIGMA**2", "TAU**2 + SIGMA**2", ("tests/test_constants.py",)),
-    Mutant("no pull towards neutral", "simpar/evidence/pooled.py",
+    Mutant("no pull towards neutral", "validation/tools/pooled.py",
            '"compute": 0.1, "memory": 0.3', '"compute": 9.0, "memory": 9.0', ("tests/test_constants.py",)),
-    Mutant("the gate lets everything in", "simpar/evidence/pooled.py",
+    Mutant("the gate lets everything in", "validation/tools/pooled.py",
            "min(gain - doubt, gain - LEAST_GAIN)", "1.0 + gain", ("tests/test_constants.py",)),
-    Mutant("a family that is harmed is charged", "simpar/evidence/pooled.py",
+    Mutant("a family that is harmed is charged", "validation/tools/pooled.py",
            "if gain < worst:", "if gain < worst - 9.0:", ("tests/test_constants.py",)),
-    Mutant("intervals of half the runs", "simpar/evidence/intervals.py",
+    Mutant("intervals of half the runs", "validation/tools/intervals.py",
            "LEVEL: Final = 0.8", "LEVEL: Final = 0.4", ("tests/test_constants.py",)),
     Mutant("an unknown fact is the usual one", "simpar/evidence/row_open.py",
            'found[section][key] = {"unknown": True}\n    return found, usual', "pass\n    return found, usual",
@@ -241,11 +241,11 @@ SPELT_TWICE = {
 
 
 def copied(target: Path) -> Path:
-    """A copy of what the tests need; data folders are links."""
-    for name in ("simpar", "tests"):
+    """A copy of what the tests need; what no mutant changes is a link."""
+    for name in ("simpar", "tests", "validation"):
         shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
     for path in ROOT.iterdir():
-        if path.name not in ("simpar", "tests", ".git") and not (target / path.name).exists():
+        if path.name not in ("simpar", "tests", "validation", ".git") and not (target / path.name).exists():
             (target / path.name).symlink_to(path)
     return target
 

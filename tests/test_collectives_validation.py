@@ -14,13 +14,13 @@ from simpar.boundary import read_records
 from simpar.costs.collective_defaults import shipped
 from simpar.errors import InputError
 from simpar.evidence.collective_rows import MACHINES, Cell, cells_of, errors, machine, parse, predict, read_rows
-from simpar.evidence.collective_stages import fit_network, fit_pipelines
 from simpar.evidence.collectives import CollectiveReport, run, validate_collectives
 from simpar.evidence.expert_kernels import expert_rows
-from simpar.evidence.fit_collectives import exchanges, pipeline
 from simpar.evidence.robust import Parameter, minimise
 from simpar.specs.base import data_dir
 from simpar.specs.hardware import profile_names
+from validation.tools.collective_stages import fit_network, fit_pipelines
+from validation.tools.fit_collectives import exchanges, pipeline
 
 SHARED = Path(os.environ.get("SIMPAR_SHARED_DATA", Path(__file__).parent / "data" / "measured"))
 TABLES = SHARED / "collectives"

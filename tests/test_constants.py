@@ -18,19 +18,8 @@ from typer.testing import CliRunner
 
 from simpar.cli.app import app
 from simpar.evidence.constants_md import constants_text, readme_table, write_readme
-from simpar.evidence.fit_constants import as_toml, left_out, unseen_table
-from simpar.evidence.intervals import (
-    covered,
-    interval_entries,
-    memory_entries,
-    peaks_covered,
-    quantile,
-    scored,
-)
-from simpar.evidence.pooled import LeftOut, candidates, fit, gated, regained, select
 from simpar.evidence.predicted import predict, stalled
 from simpar.evidence.run_type import Measured
-from simpar.evidence.samples import MOST_ROWS, Data, Peak, Sample, errors, evenly, seen_of
 from simpar.specs.base import data_dir
 from simpar.specs.calibration import (
     ANY,
@@ -50,6 +39,17 @@ from simpar.specs.calibration import (
 from simpar.specs.framework import framework
 from simpar.specs.scenario import read_scenario
 from simpar.specs.training import TRAINED_SPREAD
+from validation.tools.fit_constants import as_toml, left_out, unseen_table
+from validation.tools.intervals import (
+    covered,
+    interval_entries,
+    memory_entries,
+    peaks_covered,
+    quantile,
+    scored,
+)
+from validation.tools.pooled import LeftOut, candidates, fit, gated, regained, select
+from validation.tools.samples import MOST_ROWS, Data, Peak, Sample, errors, evenly, seen_of
 
 SCENARIOS = Path(__file__).resolve().parent.parent / "scenarios"
 TRUE = {"compute": 1.2, "memory": 1.0, "communication": 1.0, "pass_s": 0.0, "step_s": 0.0}

@@ -10,7 +10,7 @@ import simpar
 
 PACKAGE = Path(simpar.__file__).parent
 MOST_PARAMETERS, MOST_LINES = 7, 400
-LONG = {"searching/branch.py", "searching/command.py", "searching/space.py"}
+LONG = {"searching/command.py", "searching/space.py"}
 """Files of more lines than fit one sitting."""
 
 

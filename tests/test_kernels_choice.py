@@ -14,7 +14,6 @@ from simpar.costs.kernel_choice import FITTED_ON, band_at, fitted, resolve, wide
 from simpar.costs.kernels import KernelModel
 from simpar.costs.price import Provenance
 from simpar.errors import InputError
-from simpar.evidence.fit_kernels import dump
 from simpar.parallel.local_layer import sdpa_kernel
 from simpar.parallel.work import AttentionWork, Gemm
 from simpar.specs.base import data_dir, read_toml, validate
@@ -23,6 +22,7 @@ from simpar.specs.hardware import HardwareProfile, load_hardware
 from simpar.specs.kernel_constants import Band, KernelConstants, MeasuredPoint
 from simpar.specs.scenario import make_scenario
 from simpar.step import prepare
+from validation.tools.fit_kernels import dump
 
 
 def without(name: str) -> HardwareProfile:

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from simpar.errors import InputError
-from simpar.evidence.leaderboard import Seen, page, read_peers, read_unseen, tables
 from simpar.specs.calibration import unseen
+from validation.tools.leaderboard import Seen, page, read_peers, read_unseen, tables
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_the_page_is_that_of_the_shipped_tables() -> None:
-    assert (ROOT / "docs" / "leaderboard.md").read_text(encoding="utf-8") == page(), "python -m simpar.evidence.leaderboard"
+    assert (ROOT / "docs" / "leaderboard.md").read_text(encoding="utf-8") == page(), "python -m validation.tools.leaderboard"
 
 
 def test_unseen_rows_are_those_of_the_registrys_table() -> None:

@@ -30,7 +30,7 @@ def constants_text(entries: Sequence[Constant], rows: Sequence[Unseen] = ()) -> 
         "# Fitted numbers",
         "",
         "Every number of simpar that was chosen by looking at published training runs, written from `simpar/specs/constants.toml` "
-        "by `python -m simpar.evidence.fit_constants`; do not edit.",
+        "by `python -m validation.tools.fit_constants`; do not edit.",
         "",
         *markdown(("constant", "what it is"), ("neutral", "least", "most"), known),
         "",

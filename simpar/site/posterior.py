@@ -50,7 +50,7 @@ CLOSE: Final = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """How clusters differ, as left-out sources show (`simpar.site.fit_prior`); scales of logarithms.
+    """How clusters differ, as left-out sources show (`validation.tools.fit_prior`); scales of logarithms.
 
     Attributes:
         common: of one factor on everything.

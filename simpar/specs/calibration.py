@@ -6,7 +6,7 @@ of the step for a *group* of runs: all of them, one GPU architecture, one family
 Factors of nested groups multiply, seconds add.
 
 A number stays only if it pays on sources that its fit has not seen: its gain, the mean over the left-out sources of its own group
-of the error without it minus the error with it, exceeds its own standard error (`python -m simpar.evidence.fit_constants`).
+of the error without it minus the error with it, exceeds its own standard error (`python -m validation.tools.fit_constants`).
 `constants.toml` holds the result.
 """
 

@@ -1,4 +1,4 @@
-"""Fitted collective constants of a machine, as `python -m simpar.evidence.fit collectives` writes them.
+"""Fitted collective constants of a machine, as `python -m validation.tools.fit collectives` writes them.
 
 Numbers are plain SI floats (the files are written by a script); the laws they enter stand in docs/formulas_collectives.md.
 Efficiencies are fractions of the raw rate of the profile's link or NIC, so that constants carry over to a machine with

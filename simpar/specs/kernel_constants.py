@@ -1,4 +1,4 @@
-"""Fitted kernel constants of a GPU, as `python -m simpar.evidence.fit kernels` writes them.
+"""Fitted kernel constants of a GPU, as `python -m validation.tools.fit kernels` writes them.
 
 Numbers are plain SI floats (the files are written by a script); the forms they enter stand in docs/formulas_kernels.md.
 """

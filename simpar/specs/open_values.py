@@ -34,7 +34,7 @@ PRIORS: Final[dict[str, dict[Any, float]]] = {
     "training.compile": {False: 0.39, True: 0.61},
 }  # fmt: skip
 """Field -> value -> share of published runs that state it, each source with the same weight: what `python -m
-simpar.evidence.priors` prints of validation/runs."""
+validation.tools.priors` prints of validation/runs."""
 
 
 @dataclass(frozen=True, slots=True)

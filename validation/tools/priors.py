@@ -1,4 +1,4 @@
-"""How often published runs that state a fact state each value: `python -m simpar.evidence.priors`.
+"""How often published runs that state a fact state each value: `python -m validation.tools.priors`.
 
 Every source weighs the same; values below 1 % are left out. `specs/open_values.PRIORS` holds the result.
 """

@@ -1,4 +1,4 @@
-"""docs/leaderboard.md: the same published runs predicted by simpar and by others. `python -m simpar.evidence.leaderboard`.
+"""docs/leaderboard.md: the same published runs predicted by simpar and by others. `python -m validation.tools.leaderboard`.
 
 simpar's predictions are those of fits that left the run's source out (validation/unseen.csv, written by `fit_constants`); others'
 are read from the tables in validation/peers, or from files given with `--add`.
@@ -41,7 +41,7 @@ The runs are in `validation/runs` of the repository: one JSON object a line, eac
    fit that left it out, as simpar does.
 2. Write a CSV file with the columns `{columns}`: the `id` of the run, your predictor's name and setting, seconds per step.
    Leave out what it cannot express.
-3. `python -m simpar.evidence.leaderboard --add yours.csv` prints the tables with your lines. Send the file with a version and a
+3. `python -m validation.tools.leaderboard --add yours.csv` prints the tables with your lines. Send the file with a version and a
    command that repeats it; it goes into `validation/peers` and this page is made again.
 
 A run of your own with a measured step time is as welcome: one JSON object with the columns of `validation/runs`, and a public place

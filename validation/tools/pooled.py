@@ -22,8 +22,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.evidence.samples import Data, FloatArray
 from simpar.specs.calibration import FACTORS, KNOWN, Constant
+from validation.tools.samples import Data, FloatArray
 
 SPREAD: Final[dict[str, float]] = {"compute": 0.1, "memory": 0.3}
 """Standard deviation of log(constant) between architectures (assumed before any fit, and not tuned). What is not listed was tried

@@ -19,7 +19,6 @@ import numpy as np
 from simpar.costs.collective_defaults import NETWORKS
 from simpar.errors import InputError
 from simpar.evidence.collective_rows import Cell, Harnesses, Key, cells_of, errors, predict, read_rows
-from simpar.evidence.collective_stages import NO_NETWORK, fit_harnesses, fit_network, fit_pipelines, fit_scale_up
 from simpar.evidence.expert_kernels import band, fit_expert
 from simpar.evidence.kernel_tables import there
 from simpar.evidence.robust import Array
@@ -32,9 +31,10 @@ from simpar.specs.collective_constants import (
     TimeBand,
 )
 from simpar.toml import toml
+from validation.tools.collective_stages import NO_NETWORK, fit_harnesses, fit_network, fit_pipelines, fit_scale_up
 
 HEADER = (
-    "# Written by `python -m simpar.evidence.fit collectives --data DIR`; do not edit.\n"
+    "# Written by `python -m validation.tools.fit collectives --data DIR`; do not edit.\n"
     "# SI units; efficiencies are fractions of the raw link or NIC rate. Laws: docs/formulas_collectives.md.\n"
 )
 HARNESSES = "\n# What a benchmark program adds to a collective's time, and the share of the rate it reaches.\n\n"

@@ -31,7 +31,7 @@ from simpar.specs.kernel_constants import (
 )
 from simpar.toml import toml
 
-HEADER = """# Written by `python -m simpar.evidence.fit kernels --data DIR`; do not edit by hand.
+HEADER = """# Written by `python -m validation.tools.fit kernels --data DIR`; do not edit by hand.
 # Forms and sources: docs/formulas_kernels.md. `fit` holds the error reached, |predicted / measured - 1|;
 # `held_out_*` on shapes that the fit did not see. `bands` are 80 % intervals of measured / predicted.
 

@@ -1,6 +1,6 @@
 """Fit the registry of constants on published runs, and keep only what pays on sources that the fit has not seen.
 
-    python -m simpar.evidence.fit_constants [--data FILE.jsonl ...] [--keep] [--check]
+    python -m validation.tools.fit_constants [--data FILE.jsonl ...] [--keep] [--check]
 
 Every run is simulated once under the constants at hand and split into the parts that they scale (`samples`). Constants belong to
 an architecture and pass a gate there (`pooled`); what is reported as unseen repeats all of it without each source.
@@ -23,21 +23,21 @@ from numpy.typing import NDArray
 from rich.progress import track
 
 from simpar.evidence.constants_md import constants_text, write_constants, write_readme
-from simpar.evidence.intervals import (
+from simpar.specs.base import data_dir, stored_runs
+from simpar.specs.calibration import ANY, FILE, WIDTHS, Constant, Unseen, constants
+from simpar.toml import toml
+from validation.tools.intervals import (
     covered,
     held_out_widths,
     interval_entries,
     memory_entries,
     peaks_covered,
 )
-from simpar.evidence.leaderboard import COLUMNS, UNSEEN
-from simpar.evidence.pooled import LEAST_SOURCES, fit, regained, select
-from simpar.evidence.samples import RUN_LEVEL, Data, FloatArray, Peak, collect, errors
-from simpar.specs.base import data_dir, stored_runs
-from simpar.specs.calibration import ANY, FILE, WIDTHS, Constant, Unseen, constants
-from simpar.toml import toml
+from validation.tools.leaderboard import COLUMNS, UNSEEN
+from validation.tools.pooled import LEAST_SOURCES, fit, regained, select
+from validation.tools.samples import RUN_LEVEL, Data, FloatArray, Peak, collect, errors
 
-HEADER = "# Written by `python -m simpar.evidence.fit_constants`; do not edit. See specs/calibration.py.\n\n"
+HEADER = "# Written by `python -m validation.tools.fit_constants`; do not edit. See specs/calibration.py.\n\n"
 
 
 def left_out(

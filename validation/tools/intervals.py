@@ -15,10 +15,10 @@ from typing import Final
 
 import numpy as np
 
-from simpar.evidence.pooled import LEAST_SOURCES, described
-from simpar.evidence.samples import Data, FloatArray, Peak, Sample
 from simpar.result.interval import HALF_WIDTH
 from simpar.specs.calibration import ANY, UNFAMILIAR, Constant, within
+from validation.tools.pooled import LEAST_SOURCES, described
+from validation.tools.samples import Data, FloatArray, Peak, Sample
 
 LEVEL: Final = 0.8
 """Share of runs that an interval is to cover."""

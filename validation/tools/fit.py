@@ -1,4 +1,4 @@
-"""`python -m simpar.evidence.fit kernels|collectives [--data DIR] [--out DIR]`: fitted constants from measured tables."""
+"""`python -m validation.tools.fit kernels|collectives [--data DIR] [--out DIR]`: fitted constants from measured tables."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from simpar.errors import InputError
 from simpar.specs.base import data_dir
 
-MODULES = {"kernels": "simpar.evidence.fit_kernels", "collectives": "simpar.evidence.fit_collectives"}
+MODULES = {"kernels": "validation.tools.fit_kernels", "collectives": "validation.tools.fit_collectives"}
 """Subcommand -> module with `run(data: Path, out: Path) -> int`."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The command; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m simpar.evidence.fit", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m validation.tools.fit", description=__doc__)
     parser.add_argument("what", choices=sorted(MODULES))
     parser.add_argument("--data", type=Path, default=None, help="folder of measured tables (those that come with simpar)")
     parser.add_argument("--out", type=Path, default=None, help="where to write (hardware_profiles/fitted)")

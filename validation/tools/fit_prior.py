@@ -1,6 +1,6 @@
 """How much clusters differ: the prior of `simpar adapt`, estimated from sources that no fit has seen.
 
-    python -m simpar.site.fit_prior [--data FILE.jsonl ...] [--cache seen.jsonl]
+    python -m validation.tools.fit_prior [--data FILE.jsonl ...] [--cache seen.jsonl]
 
 Every source's runs of one framework on one GPU stand for a site. The run-level constants are fitted again without the source; its
 runs are then straight lines in the site's four factors (`simpar.site.observed`), and the spreads are those with which a few runs
@@ -21,17 +21,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from simpar.evidence.fit_constants import as_toml
-from simpar.evidence.pooled import fit
 from simpar.evidence.run_rows import columns_of, read_rows, run_of
 from simpar.evidence.run_workers import Bar, in_workers
-from simpar.evidence.samples import RUN_LEVEL, Data, Sample
 from simpar.site.observed import Observed, evidence_of, observe
 from simpar.site.posterior import TENTH_OF_T, Evidence, Prior, learn
 from simpar.specs.base import stored_runs
 from simpar.specs.calibration import FACTORS, FILE, Constant, calibrated_by, calibration_for, constants, unseen
 from simpar.specs.framework import family_of
 from simpar.specs.site import TENTH
+from validation.tools.fit_constants import as_toml
+from validation.tools.pooled import fit
+from validation.tools.samples import RUN_LEVEL, Data, Sample
 
 MOST_ROWS: Final = 14
 """Runs of one source, drawn at random: more say little more about how sources differ."""
