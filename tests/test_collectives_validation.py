@@ -13,12 +13,13 @@ import pytest
 from simpar.boundary import read_records
 from simpar.costs.collective_defaults import shipped
 from simpar.errors import InputError
-from simpar.evidence.collective_rows import MACHINES, Cell, cells_of, errors, machine, parse, predict, read_rows
+from simpar.evidence.collective_rows import MACHINES, Cell, errors, machine, parse, predict, read_rows
 from simpar.evidence.collectives import CollectiveReport, run, validate_collectives
 from simpar.evidence.expert_kernels import expert_rows
 from simpar.evidence.robust import Parameter, minimise
 from simpar.specs.base import data_dir
 from simpar.specs.hardware import profile_names
+from validation.tools.collective_cells import cells_of
 from validation.tools.collective_stages import fit_network, fit_pipelines
 from validation.tools.fit_collectives import exchanges, pipeline
 

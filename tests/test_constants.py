@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from simpar.cli.app import app
-from simpar.evidence.constants_md import constants_text, readme_table, write_readme
+from simpar.evidence.constants_md import constants_text
 from simpar.evidence.predicted import predict, stalled
 from simpar.evidence.run_type import Measured
 from simpar.specs.base import data_dir
@@ -49,6 +49,7 @@ from validation.tools.intervals import (
     scored,
 )
 from validation.tools.pooled import LeftOut, candidates, fit, gated, regained, select
+from validation.tools.readme_table import readme_table, write_readme
 from validation.tools.samples import MOST_ROWS, Data, Peak, Sample, errors, evenly, seen_of
 
 SCENARIOS = Path(__file__).resolve().parent.parent / "scenarios"

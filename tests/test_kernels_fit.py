@@ -11,13 +11,12 @@ from simpar.costs.compute import GemmShapes, gemm_seconds
 from simpar.costs.kernel_choice import fitted
 from simpar.costs.kernels import KernelModel
 from simpar.errors import InputError
-from simpar.evidence import fit_gemm
 from simpar.evidence.kernel_law import bands, halves
 from simpar.evidence.kernel_tables import Source, attention_name, column_source, columns, gemm_name, profile_of
 from simpar.evidence.robust import soft_l1
 from simpar.parallel.work import Gemm
 from simpar.specs.hardware import load_hardware
-from validation.tools import fit, fit_kernels
+from validation.tools import fit, fit_gemm, fit_kernels
 
 
 def test_soft_l1_ignores_outliers() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simpar.costs.gemm_residual import NODES, corners, correction
-from simpar.evidence.fit_gemm import fit_grid
+from validation.tools.fit_gemm import fit_grid
 
 
 @given(*[st.floats(1.0, 2e5)] * 3)

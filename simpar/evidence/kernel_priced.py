@@ -12,7 +12,7 @@ import numpy as np
 
 from simpar.costs.kernels import KernelModel
 from simpar.costs.price import ZERO, Price
-from simpar.evidence import attention_fits, memory_tables, training_ops
+from simpar.evidence import attention_charts, memory_tables, training_ops
 from simpar.evidence.kernel_blocks import Block, Named, kernel_model
 from simpar.evidence.kernel_tables import MICRO, read_rows
 from simpar.parallel.work import AttentionWork, Gemm, GroupedGemm
@@ -108,25 +108,25 @@ OPS = {_gemms: "gemm_training", _grouped: "grouped_gemm", _attention: "attention
 def chart_blocks(path: Path) -> list[Block]:
     """Published attention charts: one block per GPU and pass, one row per curve and length."""
     groups: dict[tuple[str, str], list[PricedRow]] = defaultdict(list)
-    for line, row in enumerate(attention_fits.chart_rows(path), 2):
+    for line, row in enumerate(attention_charts.chart_rows(path), 2):
         model = kernel_model(row.gpu, "charts", False)
-        seconds = attention_fits.chart_seconds(row)
-        for s, measured in zip(attention_fits.LENGTHS, seconds.tolist(), strict=True):
+        seconds = attention_charts.chart_seconds(row)
+        for s, measured in zip(attention_charts.LENGTHS, seconds.tolist(), strict=True):
             if not np.isfinite(measured) or model is None:
                 continue
-            flops = 4.0 * attention_fits.TOKENS * s * attention_fits.WIDTH * (0.5 if row.causal else 1.0)
+            flops = 4.0 * attention_charts.TOKENS * s * attention_charts.WIDTH * (0.5 if row.causal else 1.0)
             sizes = {"s": s, "d": row.head_dim, "causal": row.causal}
             priced = PricedRow(line, measured, _chart_price(model, row, s), flops, sizes, {"impl": row.label})
             groups[row.gpu, row.which].append(priced)
     return [_block((path.name, "attention_chart", gpu, "bf16"), which, rows) for (gpu, which), rows in groups.items()]
 
 
-def _chart_price(model: KernelModel, row: attention_fits.ChartRow, s: int) -> Price:
-    heads = attention_fits.WIDTH // row.head_dim
+def _chart_price(model: KernelModel, row: attention_charts.ChartRow, s: int) -> Price:
+    heads = attention_charts.WIDTH // row.head_dim
     backward = {"fwd": (False,), "bwd": (True,), "fwd+bwd": (False, True)}[row.which]
     d, dtype = row.head_dim, "fp8" if row.fp8 else "bf16"
     prices = [
-        model.attention(AttentionWork(attention_fits.TOKENS // s, s, s, heads, heads, d, d, row.causal, way, row.kernel, dtype))
+        model.attention(AttentionWork(attention_charts.TOKENS // s, s, s, heads, heads, d, d, row.causal, way, row.kernel, dtype))
         for way in backward
     ]
     return Price(sum(p.seconds for p in prices), sum(p.low for p in prices), sum(p.high for p in prices), prices[0].provenance)

@@ -18,8 +18,7 @@ import numpy as np
 
 from simpar.costs.collective_defaults import NETWORKS
 from simpar.errors import InputError
-from simpar.evidence.collective_rows import Cell, Harnesses, Key, cells_of, errors, predict, read_rows
-from simpar.evidence.expert_kernels import band, fit_expert
+from simpar.evidence.collective_rows import Cell, Harnesses, Key, errors, predict, read_rows
 from simpar.evidence.kernel_tables import there
 from simpar.evidence.robust import Array
 from simpar.specs.collective_constants import (
@@ -31,7 +30,9 @@ from simpar.specs.collective_constants import (
     TimeBand,
 )
 from simpar.toml import toml
+from validation.tools.collective_cells import cells_of
 from validation.tools.collective_stages import NO_NETWORK, fit_harnesses, fit_network, fit_pipelines, fit_scale_up
+from validation.tools.fit_expert import band, fit_expert
 
 HEADER = (
     "# Written by `python -m validation.tools.fit collectives --data DIR`; do not edit.\n"

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.progress import track
 
-from simpar.evidence.constants_md import constants_text, write_constants, write_readme
+from simpar.evidence.constants_md import constants_text, write_constants
 from simpar.specs.base import data_dir, stored_runs
 from simpar.specs.calibration import ANY, FILE, WIDTHS, Constant, Unseen, constants
 from simpar.toml import toml
@@ -35,6 +35,7 @@ from validation.tools.intervals import (
 )
 from validation.tools.leaderboard import COLUMNS, UNSEEN
 from validation.tools.pooled import LEAST_SOURCES, fit, regained, select
+from validation.tools.readme_table import write_readme
 from validation.tools.samples import RUN_LEVEL, Data, FloatArray, Peak, collect, errors
 
 HEADER = "# Written by `python -m validation.tools.fit_constants`; do not edit. See specs/calibration.py.\n\n"

@@ -18,7 +18,6 @@ import numpy as np
 from simpar.costs.compute import GemmShapes, gemm_seconds
 from simpar.costs.kernel_choice import UNREAL
 from simpar.errors import InputError
-from simpar.evidence import attention_fits, fit_gemm, memory_tables, training_ops
 from simpar.evidence.kernel_tables import attention_name, column_source, columns, gemm_name, profile_of, tables, there, time_columns
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.kernel_constants import (
@@ -30,6 +29,7 @@ from simpar.specs.kernel_constants import (
     KernelConstants,
 )
 from simpar.toml import toml
+from validation.tools import fit_attention, fit_gemm, fit_memory, fit_training
 
 HEADER = """# Written by `python -m validation.tools.fit kernels --data DIR`; do not edit by hand.
 # Forms and sources: docs/formulas_kernels.md. `fit` holds the error reached, |predicted / measured - 1|;
@@ -83,7 +83,7 @@ def _gemm(path: Path, hardware: HardwareProfile) -> Iterator[GemmConstants | Non
 
 KINDS: dict[str, tuple[str, Callable[[Path], tuple[str, ...]], Callable[[Path, HardwareProfile], Iterable[Any]]]] = {
     "gemm_*.csv": ("gemm", gemm_name, _gemm),
-    "attention_*.csv": ("attention", attention_name, lambda path, hardware: (attention_fits.fit_table(path, hardware),)),
+    "attention_*.csv": ("attention", attention_name, lambda path, hardware: (fit_attention.fit_table(path, hardware),)),
 }
 """Tables -> field of `Found`, what their names say (the GPU first), and the constants of one."""
 
@@ -177,19 +177,19 @@ def assemble(data: Path, gpu: str, own: Found, hardware: HardwareProfile) -> Ker
     for machine, parent in TRAINING_MACHINES.items():
         base = next((c for c in gemm if c.dtype == "bf16"), None)
         if parent == gpu and there(training) and base is not None:
-            pair = training_ops.fit_machine(training, machine, base, sm_count)
+            pair = fit_training.fit_machine(training, machine, base, sm_count)
             if pair is not None:
                 gemm.append(pair[0])
                 directions = pair[1]
-                grouped = training_ops.fit_grouped(training, machine, pair[0], pair[1], sm_count)
-                attention += training_ops.fit_sdp(training, machine, sm_count)
+                grouped = fit_training.fit_grouped(training, machine, pair[0], pair[1], sm_count)
+                attention += fit_training.fit_sdp(training, machine, sm_count)
                 _say(f"{training.name} {machine}: {pair[0].fit.median:.2%} / {pair[0].fit.p90:.2%}, scalar {directions.scale:.3f}")
     gemm += narrow_sustained(gemm, own.same_die, sm_count)
     backward: tuple[BackwardConstants, ...] = ()
     if there(charts):
-        attention += attention_fits.forward_constants(charts, gpu, sm_count)
-        backward = attention_fits.backward_constants(charts, gpu)
-    memory, best = memory_tables.fit_classes(membound, gpu, hardware.gpu.architecture) if there(membound) else ({}, None)
+        attention += fit_attention.forward_constants(charts, gpu, sm_count)
+        backward = fit_attention.backward_constants(charts, gpu)
+    memory, best = fit_memory.fit_classes(membound, gpu, hardware.gpu.architecture) if there(membound) else ({}, None)
     return KernelConstants(
         gpu=hardware.gpu.name,
         gemm=tuple(gemm),
