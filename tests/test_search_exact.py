@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from search_random import TINY, space_of
 
-from simpar.searching.branch import DOMINATED, Branch
+from simpar.searching.branch import Branch
 from simpar.searching.choice import Choice
 from simpar.searching.find import find
 from simpar.searching.incumbents import Incumbents, Scored
 from simpar.searching.nodes import Together
 from simpar.searching.parts import Wish
 from simpar.searching.space import Space
+from simpar.searching.tree import DOMINATED
 from simpar.step import simulate
 
 PLAIN = (

@@ -15,13 +15,13 @@ from simpar.cli import app
 from simpar.errors import InputError
 from simpar.interop.export import not_launched
 from simpar.readings import outcome_of
-from simpar.searching.branch import MEMORY, SIMULATED_MEMORY
 from simpar.searching.choice import Choice
 from simpar.searching.designs import design_name
 from simpar.searching.mixed_branch import MixedBranch
 from simpar.searching.mixed_space import MixedSpace
 from simpar.searching.parts import Wish, branch_for
 from simpar.searching.request import make_space
+from simpar.searching.tree import MEMORY, SIMULATED_MEMORY
 from simpar.step import simulate
 
 SMALL: Final = ("micro_batch_size=1,4", "tp=2,4", "dp=2,4", "virtual_stages=1,2", "recompute=none,full")

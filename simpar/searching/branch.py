@@ -9,10 +9,8 @@ left is not below the value to beat, nothing left can win, and the best is prove
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any
 
 import numpy as np
 
@@ -21,21 +19,20 @@ from simpar.searching.account import Account, Glimpse
 from simpar.searching.choice import Choice, Group, Variant
 from simpar.searching.design_bounds import DesignBounds, Outlook
 from simpar.searching.evaluation import Evaluation
-from simpar.searching.incumbents import Followers, Incumbents, Scored
+from simpar.searching.incumbents import Followers, Incumbents
 from simpar.searching.memory_floors import MemoryFloors
 from simpar.searching.nodes import Node, Ranked, Shape, Together, Waiting, by_shape
 from simpar.searching.open_layouts import Design, OpenLayouts
 from simpar.searching.pricing import Pricing
 from simpar.searching.set_bounds import SetBounds
 from simpar.searching.space import Space
+from simpar.searching.tree import BOUND, CONSTRAINT, DOMINATED, MEMORY, SIMULATED_MEMORY, Tree
 
-MEMORY, BOUND, DOMINATED = "does not fit the memory", "cannot beat the best", "offloads more than it needs"
-SIMULATED_MEMORY, CONSTRAINT = "does not fit when simulated", "misses a constraint"
 LARGEST = 256
 """Layouts that are swept together at most."""
 
 
-class Branch:
+class Branch(Tree):
     """The search over a space, or some meshes of it.
 
     Args:
@@ -59,60 +56,22 @@ class Branch:
         least_headroom: float = 0.0,
         fits: Callable[[float, float], bool] | None = None,
     ) -> None:
+        super().__init__(incumbents or Incumbents(keep), followers)
         self.space = space
         self.pricing = pricing or Pricing(space)
         self.evaluation = Evaluation.of(self.pricing)
         self._swept_before = self.evaluation.swept
-        self.account = Account()
-        self.incumbents = incumbents or Incumbents(keep)
-        self.examine: Callable[[Choice, float, float], float | None] | None = None
-        """Value of a simulated layout (None: it misses a constraint); none = its step time."""
         self.tighten: Callable[[Choice, float], float] | None = None
         """A bound of the value of a layout that takes so long, where that is more than its time."""
-        self.on_scored, self.on_progress = followers.on_scored, followers.on_progress
         self.capacity = space.template.hardware.gpu.memory.value - least_headroom
         self.fits = fits or (lambda need, _: need <= self.capacity)
         self.set_bounds = SetBounds(space, self.pricing)
         self.memory_floors = MemoryFloors(space, self.pricing)
         self.design_bounds = DesignBounds(space, self.pricing, self.capacity)
-        self.heap: list[tuple[float, float, int, str, Any, int, float]] = []
-        self._tick = itertools.count()
         self.pools: dict[Shape, list[Waiting]] = {}
-        self._proven_s, self._until = 0.0, inf
+        self._until = inf
         self.together = Together(self.evaluation)
         self._scored: set[Choice] = set()
-        self.glimpses: dict[object, Glimpse] = {}
-
-    # -- the tree ----------------------------------------------------------------------------------------------------
-
-    @property
-    def best(self) -> list[Scored]:
-        """The best so far, best first."""
-        return self.incumbents.best
-
-    def push(self, bound: float, kind: str, payload: Any, count: int, device_bytes: float = 0.0, simplicity: float = 0.0) -> None:
-        """A set of `count` layouts, none faster than `bound` nor smaller than `device_bytes`.
-
-        Of equals the simplest goes first.
-        """
-        reason = self._reject(bound, device_bytes)
-        if reason:
-            self._settle(reason, count)
-        else:
-            key = self.incumbents.rank(bound, device_bytes)
-            heapq.heappush(self.heap, (key, simplicity, next(self._tick), kind, payload, count, bound))
-
-    def _reject(self, bound: float, device_bytes: float) -> str:
-        if self.incumbents.late(bound):
-            return CONSTRAINT
-        return BOUND if self.incumbents.beats(self.incumbents.rank(bound, device_bytes)) else ""
-
-    def _settle(self, reason: str, count: int) -> None:
-        """Account for layouts: rejected, or kept where there is no reason."""
-        if reason:
-            self.account.rejected[reason] += count
-        else:
-            self.account.kept += count
 
     def survey(self, nodes: Sequence[Node]) -> float:
         """What nothing on these meshes ranks before, by compute alone; costs little, and `run` need not do it again."""
@@ -152,29 +111,18 @@ class Branch:
 
     def go_on(self, until: float = inf) -> float:
         """Search until all that waits is behind `until`, or nothing can beat the best; the least of what is left, infinite then."""
-        openers: dict[str, Callable[[float, Any, int], None]] = {
-            "mesh": self.open_mesh, "crude": self.open_crude, "variant": self.open_variant, "priced": self.open_priced,
-            "pipeline": self.open_pipeline, "shardings": self.open_shardings, "shape": self.open_shape,
-            "undercut": self.open_undercut, "timed": self.open_timed, "layout": self.open_layout,
-        }  # fmt: skip
         self._until = until
-        while self.heap:
-            if self.heap[0][0] > until:
-                return self.heap[0][0]
-            key, _, _, kind, payload, count, bound = heapq.heappop(self.heap)
-            self.account.evaluated["longest_path"] = self.evaluation.swept - self._swept_before
-            if kind in ("timed", "layout"):
-                self.together.fastest = inf  # it may not count: what waited behind it is no longer behind anything
-            if self.incumbents.beats(key):
-                waiting = sum(int(table.weight[at]) for pool in self.pools.values() for *_, table, at in pool)
-                self.account.rejected[BOUND] += count + waiting + sum(entry[5] for entry in self.heap)
-                self.heap.clear()
-                self.pools.clear()
-                break
-            openers[kind](bound, payload, count)
-            if self.on_progress is not None:
-                self.on_progress(max(key, self._proven_s))
-        return inf
+        return super().go_on(until)
+
+    def _popped(self, kind: str) -> None:
+        self.account.evaluated["longest_path"] = self.evaluation.swept - self._swept_before
+        if kind in ("timed", "layout"):
+            self.together.fastest = inf  # it may not count: what waited behind it is no longer behind anything
+
+    def _forget(self) -> int:
+        waiting = sum(int(table.weight[at]) for pool in self.pools.values() for *_, table, at in pool)
+        self.pools.clear()
+        return waiting + super()._forget()
 
     # -- sets ----------------------------------------------------------------------------------------------------------
 
@@ -383,15 +331,9 @@ class Branch:
                 return SIMULATED_MEMORY
         if need > self.incumbents.level:
             return MEMORY
-        value = self.incumbents.rank(time_s, need) if self.examine is None else self.examine(choice, time_s, need)
-        if value is None or self.incumbents.late(time_s):
-            return CONSTRAINT
-        scored = Scored(choice, time_s, need, value)
-        self._scored.add(choice)
-        if self.on_scored is not None:
-            self.on_scored(scored)
-        self.incumbents.add(scored)
-        return ""
+        if not (reason := self._found(choice, time_s, need)):
+            self._scored.add(choice)
+        return reason
 
 
-__all__ = ["BOUND", "CONSTRAINT", "DOMINATED", "MEMORY", "SIMULATED_MEMORY", "Branch"]
+__all__ = ["LARGEST", "Branch"]

@@ -11,12 +11,11 @@ hold for any cut of the layers, so they hold for the one that costs choose:
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -25,14 +24,14 @@ from simpar.program.program import FloatArray
 from simpar.program.waits import update_waits
 from simpar.readings import outcome_of
 from simpar.schedules import SCHEDULES
-from simpar.searching.account import Account, Glimpse
-from simpar.searching.branch import BOUND, CONSTRAINT, MEMORY, SIMULATED_MEMORY
+from simpar.searching.account import Glimpse
 from simpar.searching.choice import Choice, Offload, Variant, mesh_key
-from simpar.searching.incumbents import Followers, Incumbents, Scored
+from simpar.searching.incumbents import Followers, Incumbents
 from simpar.searching.mixed_pricing import MixedPricing, PartCosts
 from simpar.searching.mixed_space import PLAIN, MixedSpace
 from simpar.searching.nodes import Node
 from simpar.searching.shapes import shape_of
+from simpar.searching.tree import BOUND, MEMORY, SIMULATED_MEMORY, Tree
 from simpar.specs.checks import check_scenario
 from simpar.step import decided
 
@@ -42,7 +41,7 @@ SEEDS: Final = 8
 """Meshes and micro-batches that are tried for a first answer."""
 
 
-class MixedBranch:
+class MixedBranch(Tree):
     """The search over such a space, or some meshes of it; to those who call it as `branch.Branch`.
 
     Args:
@@ -66,22 +65,14 @@ class MixedBranch:
         share: float = 1.0,
         followers: Followers = Followers(),
     ) -> None:
-        self.space, self.pricing, self.incumbents = space, pricing, incumbents
+        super().__init__(incumbents, followers)
+        self.space, self.pricing = space, pricing
         self.evaluation = pricing.evaluation
         self.examine, self.fit_probability, self.share = examine, fit_probability, share
-        self.on_scored, self.on_progress = followers.on_scored, followers.on_progress
-        self.account, self.glimpses = Account(), dict[object, Glimpse]()
-        self.heap: list[tuple[float, int, str, Any, int]] = []
-        self._tick = itertools.count()
         cluster = space.template.cluster
         parts = tuple(part.model_copy(update={"memory_scale": part.memory_scale * share}) for part in cluster.parts)
         less = {"parts": parts} if parts else {"memory_scale": cluster.memory_scale * share}
         self._cautious = space.template.model_copy(update={"cluster": cluster.model_copy(update=less)})
-
-    @property
-    def best(self) -> list[Scored]:
-        """The best so far, best first."""
-        return self.incumbents.best
 
     def survey(self, nodes: Sequence[Node]) -> float:
         """What nothing on these meshes ranks before, as far as is seen at a glance: nothing is."""
@@ -94,33 +85,15 @@ class MixedBranch:
         if not self.best:
             self._seed(found)
         for node in found:
-            self._push(0.0, "mesh", node, self.space.count(node[0], node[2]))
-        openers: dict[str, Callable[[float, Any, int], None]] = {
-            "mesh": self._open_mesh,
-            "variant": self._open_variant,
-            "layout": self._open_layout,
-        }
-        while self.heap:
-            key, _, kind, payload, count = heapq.heappop(self.heap)
-            if self.incumbents.beats(key):
-                self.account.rejected[BOUND] += count + sum(entry[-1] for entry in self.heap)
-                self.heap.clear()
-                break
-            openers[kind](key, payload, count)
-            if self.on_progress is not None:
-                self.on_progress(key)
+            self.push(0.0, "mesh", node, self.space.count(node[0], node[2]))
+        self.go_on()
 
-    def _push(self, bound: float, kind: str, payload: Any, count: int) -> None:
-        if not count:
-            return
-        if bound == inf:
-            self.account.rejected[MEMORY] += count
-        elif self.incumbents.late(bound):
-            self.account.rejected[CONSTRAINT] += count
-        else:
-            # A front, and a rank by memory, want every layout that fits: their bounds say nothing of bytes.
-            least = 0.0 if self.incumbents.front or self.incumbents.by_memory else bound
-            heapq.heappush(self.heap, (least, next(self._tick), kind, payload, count))
+    def _reject(self, bound: float, device_bytes: float) -> str:
+        return MEMORY if bound == inf else super()._reject(bound, device_bytes)
+
+    def _rank(self, bound: float, device_bytes: float) -> float:
+        # A front, and a rank by memory, want every layout that fits: these bounds say nothing of bytes.
+        return 0.0 if self.incumbents.front or self.incumbents.by_memory else bound
 
     def _seed(self, nodes: Sequence[Node]) -> None:
         """The first that fits of what usually runs, so that there is something to show and to beat: wide tensor parallelism, few
@@ -138,7 +111,7 @@ class MixedBranch:
 
     # -- the tree ------------------------------------------------------------------------------------------------------
 
-    def _open_mesh(self, bound: float, node: Node, count: int) -> None:
+    def open_mesh(self, bound: float, node: Node, count: int) -> None:
         """Bound every variant without recomputation."""
         del bound, count
         group, batch, m = node
@@ -146,9 +119,9 @@ class MixedBranch:
             layouts = self.space.variant_count(group, m, variant)
             if layouts:
                 choice = Choice(group, batch, variant, PLAIN, "none", self.space.states(group)[0], Offload(0.0, False))
-                self._push(self._load(choice, "none") * m, "variant", (node, variant), layouts)
+                self.push(self._load(choice, "none") * m, "variant", (node, variant), layouts)
 
-    def _open_variant(self, bound: float, payload: tuple[Node, Variant], count: int) -> None:
+    def open_variant(self, bound: float, payload: tuple[Node, Variant], count: int) -> None:
         """Bound every layout."""
         del bound, count
         (group, batch, m), variant = payload
@@ -160,16 +133,13 @@ class MixedBranch:
             for recompute, state, offload in itertools.product(again, space.states(group), space.offloads):
                 choice = Choice(group, batch, variant, pipeline, recompute, state, offload)
                 self.account.evaluated["bounds"] += 1
-                self._push(self.bound(choice, m), "layout", choice, 1)
+                self.push(self.bound(choice, m), "layout", choice, 1)
 
-    def _open_layout(self, bound: float, choice: Choice, count: int) -> None:
+    def open_layout(self, bound: float, choice: Choice, count: int) -> None:
         """Simulate one layout."""
-        known = self.incumbents
+        known, bound = self.incumbents, self._rank(bound, 0.0)
         reason = BOUND if known.outdone(bound, 0.0, choice) or known.unpromising(bound, choice) else self._simulate(choice, bound)
-        if reason:
-            self.account.rejected[reason] += count
-        else:
-            self.account.kept += count
+        self._settle(reason, count)
 
     # -- bounds --------------------------------------------------------------------------------------------------------
 
@@ -235,16 +205,10 @@ class MixedBranch:
         if not (result.fits and likely):
             return SIMULATED_MEMORY
         time_s, need = result.step_time_s, result.worst_rank.device_bytes
-        value = self.incumbents.rank(time_s, need) if self.examine is None else self.examine(choice, time_s, need)
-        if value is None or self.incumbents.late(time_s):
-            return CONSTRAINT
-        self.incumbents.timed(choice, bound, time_s)
-        scored = Scored(choice, time_s, need, value)
-        self.glimpses.setdefault(mesh_key(choice.group, choice.micro_batch_size), Glimpse(choice, time_s, need))
-        if self.on_scored is not None:
-            self.on_scored(scored)
-        self.incumbents.add(scored)
-        return ""
+        if not (reason := self._found(choice, time_s, need)):
+            self.incumbents.timed(choice, bound, time_s)
+            self.glimpses.setdefault(mesh_key(choice.group, choice.micro_batch_size), Glimpse(choice, time_s, need))
+        return reason
 
     def dealt(self, choice: Choice) -> Choice:
         """The layout with its layers dealt out by cost, on devices of which it may fill `share`.
