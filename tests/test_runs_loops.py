@@ -13,7 +13,6 @@ from simpar.evidence.row_model import in_its_own_code
 from simpar.evidence.run_rows import run_of
 from simpar.interop import axolotl, huggingface
 from simpar.specs.framework import framework
-from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario, make_scenario
 
 GPT2: dict[str, Any] = {
@@ -143,29 +142,3 @@ def test_launch_files_of_frozen_weights_in_fp32() -> None:
     assert any("base_weights" in v.field for v in axolotl.violations(lora("transformers")))
     with pytest.raises(InputError, match="base_weights"):
         lora("torchtune")
-
-
-@pytest.mark.parametrize(
-    ("changes", "width", "tied"),
-    [
-        ({"n_params_b": 0.354, "mlp_type": "gelu", "tied_embeddings": None}, 4096, True),
-        ({"n_params_b": 0.405, "mlp_type": "gelu", "tied_embeddings": None}, 4096, False),
-        ({"n_params_b": 0.354, "mlp_type": "swiglu", "tied_embeddings": True}, 2731, True),
-        # One that is neither way usual, one with experts, and one that says the other way to count.
-        ({"n_params_b": 0.6, "tied_embeddings": None}, None, None), ({"n_params_b": 0.354, "tied_embeddings": False}, None, None),
-        ({"n_params_b": 0.354, "tied_embeddings": None, "moe_experts": 8}, None, None),
-    ],
-)  # fmt: skip
-def test_a_width_follows_from_the_parameters(changes: dict[str, Any], width: int | None, tied: bool | None) -> None:
-    """354 M parameters over 24 layers of 1,024 channels are GPT-2's with one embedding of 50,257 words."""
-    stated = {**GPT2, "model_name": "mine", "ffn": None, "position": "rope", **changes}
-    run = run_of({key: value for key, value in stated.items() if value is not None})
-    if width is None:
-        assert "not stated: ffn" in run.skipped
-        return
-    assert run.scenario is not None, run.skipped
-    model = run.scenario.model
-    assert isinstance(model, TransformerSpec)
-    assert model.intermediate_size == pytest.approx(width, rel=0.01)
-    assert model.tie_word_embeddings is tied
-    assert any(note.startswith(f"feed-forward not stated: {model.intermediate_size}") for note in run.assumptions)

@@ -32,10 +32,6 @@ MOST_MICRO_BATCHES: Final = 8192
 """A step of more is a slip of units: a batch counted in tokens."""
 _REPLICATED: Final = re.compile(r"\bDDP\b|distributed ?data ?parallel", re.IGNORECASE)
 """In a framework's name: every rank holds the whole model."""
-_USUAL_SHARE: Final = 8.0
-"""Weights of a feed-forward over the squared hidden size: two matrices of four times its width, three of 8/3."""
-_NEAR_USUAL: Final = 0.05
-"""How far a share may be from that: widths are rounded to multiples."""
 NEARLY: Final = 0.02
 """How far a time and a rate, both rounded, may be apart from a whole batch."""
 _DIMENSIONS: Final = ("layers", "hidden", "heads")
@@ -69,8 +65,6 @@ def completed(row: Row) -> tuple[dict[str, Any], list[str]]:
     notes: list[str] = []
     unlike = any(layers.search(str(row.get("arch") or "")) for layers in (HYBRID, DIFFUSION))
     found = dict(row)
-    if not unlike:
-        _with_feed_forward(found, notes)
     found = (_with_shipped_layers if unlike else _with_dimensions)(found, notes)
     found = _with_layout(found, notes)
     _with_batch(found, notes)
@@ -181,29 +175,6 @@ def _with_dimensions(row: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     notes.append(f"model dimensions not stated: those of {name}{f', with {depth} layers' if depth != known['layers'] else ''}")
     ranked = {**latent_ranks(str(known.get("mla") or "")), **stated}
     return {**known, **row} | ({} if ranks else {"mla": ", ".join(f"{name} {size}" for name, size in ranked.items())})
-
-
-def _with_feed_forward(row: dict[str, Any], notes: list[str]) -> None:
-    """The width of a dense model's feed-forward from its parameters and other sizes, where one way to count the embedding, once or
-    twice, and no other gives a usual width."""
-    sizes = [row.get(key) for key in (*_DIMENSIONS, "vocab", "n_params_b")]
-    if row.get("ffn") or row.get("moe_experts") or row.get("moe_ffn") or not all(sizes) or _named(row):
-        return
-    layers, hidden, heads, vocab, billions = (float(size or 0.0) for size in sizes)
-    share = 1.0 + float(row.get("kv_heads") or heads) / heads
-    attention = 2.0 * share * heads * float(row.get("head_dim") or hidden / heads) * hidden
-    stated = row.get("tied_embeddings")
-    found = {}
-    for tied in (True, False) if stated is None else (bool(stated),):
-        weights = (billions * 1e9 - (1 if tied else 2) * vocab * hidden) / layers - attention
-        if abs(weights / (_USUAL_SHARE * hidden * hidden) - 1.0) <= _NEAR_USUAL:
-            found[tied] = weights
-    if len(found) != 1:
-        return
-    ((tied, weights),) = found.items()
-    gated = re.search(r"glu|silu", str(row.get("mlp_type") or "swiglu"), re.IGNORECASE) is not None
-    row |= {"tied_embeddings": tied, "ffn": round(weights / ((3 if gated else 2) * hidden))}
-    notes.append(f"feed-forward not stated: {row['ffn']}, from the number of parameters with {'one embedding' if tied else 'two'}")
 
 
 def _with_shipped_layers(row: dict[str, Any], notes: list[str]) -> dict[str, Any]:
