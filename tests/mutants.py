@@ -173,7 +173,7 @@ MUTANTS = (
            "if gain < worst:", "if gain < worst - 9.0:", ("tests/test_constants.py",)),
     Mutant("intervals of half the runs", "validation/tools/intervals.py",
            "LEVEL: Final = 0.8", "LEVEL: Final = 0.4", ("tests/test_constants.py",)),
-    Mutant("an unknown fact is the usual one", "simpar/evidence/row_open.py",
+    Mutant("an unknown fact is the usual one", "validation/tools/store_runs.py",
            'found[section][key] = {"unknown": True}\n    return found, usual', "pass\n    return found, usual",
            ("tests/test_run_files.py",)),
     Mutant("a rate is compared without its batch", "simpar/evidence/spread.py",

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from simpar.evidence.run_rows import read_rows, run_of
-from simpar.evidence.run_type import as_stored
 from simpar.evidence.runs import validate_runs
 from simpar.specs.base import stored_runs
 from simpar.specs.open_values import PRIORS, is_open
 from validation.tools.priors import priors, shares
+from validation.tools.store_runs import as_stored
 
 TOOL = Path(__file__).resolve().parents[1] / "validation" / "tools" / "store_runs.py"
 FLAT = Path(__file__).parent / "data" / "measured" / "runs" / "runs.jsonl"

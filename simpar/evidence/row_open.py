@@ -81,16 +81,6 @@ def with_sets(table: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
     return found
 
 
-def hidden(table: Mapping[str, Any], paths: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(`table` with the fields at `paths` as `{ unknown = true }`, what stood there by path), as stored runs hold them."""
-    found, usual = copy.deepcopy(dict(table)), {}
-    for path in paths:
-        section, _, key = path.partition(".")
-        usual[path] = found[section].get(key)
-        found[section][key] = {"unknown": True}
-    return found, usual
-
-
 def filled(table: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
     """`hidden` undone: the usual values in place of what is unknown."""
     found = copy.deepcopy(dict(table))

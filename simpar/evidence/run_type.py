@@ -14,11 +14,11 @@ A fact that the source does not state is `{"unknown": true}` in the scenario, or
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal
 
 from simpar.evidence.predicted import BubbleOf, Prediction, memory_of
-from simpar.evidence.row_open import filled, hidden, keeping, with_sets
+from simpar.evidence.row_open import filled, keeping, with_sets
 from simpar.specs.scenario import Scenario, make_scenario
 
 MemoryKind = Literal["allocated", "reserved", "device", "first_step", "band"]
@@ -101,7 +101,6 @@ class Run:
         return replace(self, scenario=scenario, usual=usual, open_facts=open_facts, table=table)
 
 
-Use = Literal["fit", "test"]
 KEYS: Final = ("scenario", "measured")
 """What tells a stored run from a flat row."""
 
@@ -109,25 +108,6 @@ KEYS: Final = ("scenario", "measured")
 def is_stored(raw: Mapping[str, Any]) -> bool:
     """Whether `raw` is a stored run."""
     return all(key in raw for key in KEYS)
-
-
-def as_stored(run: Run, use: Use) -> dict[str, Any]:
-    """`run`, read from a flat row, as the object that a file holds."""
-    row = run.row
-    found: dict[str, Any] = {"id": run.id, "where": row.get("source_ref"), "url": row.get("source_url"), "use": use}
-    found |= {"version": row.get("source_version"), "exclude": run.excluded or None, "skipped": run.skipped or None}
-    found |= {"group": run.group, "measured": _given(asdict(run.measured)), "scenario": None}
-    found["measured"] |= {"kind": row.get("mem_kind")} if run.measured.peak_memory_bytes else {}
-    if run.usual is not None:
-        scenario, usual = hidden(run.usual, run.open_facts)
-        found |= {"scenario": _given(scenario), "usual": usual or None}
-        found |= {"assumed": list(run.assumptions) or None, "inferred": list(row.get("assumed") or ()) or None}
-    return {key: value for key, value in found.items() if value is not None or key == "scenario"}
-
-
-def _given(table: dict[str, Any]) -> dict[str, Any]:
-    """`table` without what says nothing."""
-    return {key: value for key, value in table.items() if value not in (None, "")}
 
 
 def stored_run(raw: Mapping[str, Any], fallback_id: str) -> Run:

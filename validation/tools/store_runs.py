@@ -10,19 +10,22 @@ errors of those of `--test` are always those of fits that left their source out.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from simpar.evidence.row_values import read_values
 from simpar.evidence.run_rows import read_rows, run_of
-from simpar.evidence.run_type import Use, as_stored
+from simpar.evidence.run_type import Run
 from simpar.specs.base import stored_runs
 
 Row = dict[str, Any]
+Use = Literal["fit", "test"]
 
 SC21: Final[dict[tuple[int, int, int], tuple[int, int]]] = {
     (24, 2304, 1): (16, 1), (30, 3072, 1): (16, 1), (36, 4096, 1): (16, 1), (40, 6144, 1): (8, 1), (48, 8192, 2): (4, 1),
@@ -231,6 +234,35 @@ def amended(row: Row) -> Row:
         if re.search(pattern, source):
             return {**row, **rule(read)}
     return row
+
+
+def hidden(table: Mapping[str, Any], paths: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(`table` with the fields at `paths` as `{ unknown = true }`, what stood there by path), as stored runs hold them."""
+    found, usual = copy.deepcopy(dict(table)), {}
+    for path in paths:
+        section, _, key = path.partition(".")
+        usual[path] = found[section].get(key)
+        found[section][key] = {"unknown": True}
+    return found, usual
+
+
+def as_stored(run: Run, use: Use) -> dict[str, Any]:
+    """`run`, read from a flat row, as the object that a file holds."""
+    row = run.row
+    found: dict[str, Any] = {"id": run.id, "where": row.get("source_ref"), "url": row.get("source_url"), "use": use}
+    found |= {"version": row.get("source_version"), "exclude": run.excluded or None, "skipped": run.skipped or None}
+    found |= {"group": run.group, "measured": _given(asdict(run.measured)), "scenario": None}
+    found["measured"] |= {"kind": row.get("mem_kind")} if run.measured.peak_memory_bytes else {}
+    if run.usual is not None:
+        scenario, usual = hidden(run.usual, run.open_facts)
+        found |= {"scenario": _given(scenario), "usual": usual or None}
+        found |= {"assumed": list(run.assumptions) or None, "inferred": list(row.get("assumed") or ()) or None}
+    return {key: value for key, value in found.items() if value is not None or key == "scenario"}
+
+
+def _given(table: dict[str, Any]) -> dict[str, Any]:
+    """`table` without what says nothing."""
+    return {key: value for key, value in table.items() if value not in (None, "")}
 
 
 def stored(row: Row, name: str, use: Use) -> Row:
