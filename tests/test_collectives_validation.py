@@ -16,12 +16,12 @@ from simpar.errors import InputError
 from simpar.evidence.collective_rows import MACHINES, Cell, errors, machine, parse, predict, read_rows
 from simpar.evidence.collectives import CollectiveReport, run, validate_collectives
 from simpar.evidence.expert_kernels import expert_rows
-from simpar.evidence.robust import Parameter, minimise
 from simpar.specs.base import data_dir
 from simpar.specs.hardware import profile_names
 from validation.tools.collective_cells import cells_of
 from validation.tools.collective_stages import fit_network, fit_pipelines
 from validation.tools.fit_collectives import exchanges, pipeline
+from validation.tools.minimise import Parameter, minimise
 
 SHARED = Path(os.environ.get("SIMPAR_SHARED_DATA", Path(__file__).parent / "data" / "measured"))
 TABLES = SHARED / "collectives"

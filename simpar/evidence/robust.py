@@ -1,8 +1,7 @@
 """Robust least squares with priors, by scipy: outliers count linearly, a prior settles what the data do not determine.
 
-Kernel laws have parameters with a Gaussian prior each, some as logarithms (`soft_l1`), collective laws positive ones that move in
-logarithms (`minimise`). Both minimise sum(weight * rho(residual)) plus the priors, rho quadratic below a scale and linear above, as
-plain least squares over sign(r) sqrt(2 rho(r)).
+Kernel laws have parameters with a Gaussian prior each, some as logarithms. What is minimised is sum(weight * rho(residual)) plus
+the priors, rho quadratic below a scale and linear above, as plain least squares over sign(r) sqrt(2 rho(r)).
 """
 
 from __future__ import annotations
@@ -18,30 +17,10 @@ from numpy.typing import NDArray
 from simpar.specs.base import Spec
 
 Array = NDArray[np.float64]
-NEARLY_L1: Final = 5e-3
-"""Scale of `minimise`: log errors below half a percent count alike."""
 PRIOR: Final = 2e-3
 """Weight of one sigma of a prior against all rows."""
 MOST_STEPS: Final = 25
 """Evaluations of the derivatives in `soft_l1`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """One positive constant of a law.
-
-    Attributes:
-        name: dotted path in the constants.
-        start: first value and centre of the prior.
-        low, high: bounds.
-        sigma: width of the prior in natural logarithms.
-    """
-
-    name: str
-    start: float
-    low: float
-    high: float
-    sigma: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,44 +56,12 @@ def nested(model: Any, values: Mapping[str, float]) -> Any:
     return {**model, **own} if isinstance(model, dict) else model.model_copy(update=own)
 
 
-def _rooted(residuals: Array, weights: Array, scale: float) -> Array:
+def rooted(residuals: Array, weights: Array, scale: float) -> Array:
     """Least-squares residuals whose half squares are weights * scale^2 * (sqrt(1 + (r/scale)^2) - 1)."""
     z = residuals / scale
     # The same as sqrt(2 (sqrt(1 + z^2) - 1)) without the cancellation at small z, so that derivatives stay smooth.
     rooted = z * np.sqrt(2.0 / (np.sqrt(1.0 + z * z) + 1.0))
     return np.asarray(np.sqrt(weights) * scale * rooted)
-
-
-def minimise(residuals: Callable[[Array], Array], parameters: list[Parameter], weights: Array, *, steps: int = 60) -> Array:
-    """Values [parameters] that minimise sum(weights |residuals|), nearly, plus the prior.
-
-    Args:
-        residuals: values [parameters] -> residuals [rows].
-        parameters: what to fit.
-        weights: row weights [rows], summing to 1.
-        steps: most evaluations of the derivatives.
-    """
-    from scipy.optimize import least_squares  # an extra: only fits need it
-
-    low, high = np.log([p.low for p in parameters]), np.log([p.high for p in parameters])
-    start = np.clip(np.log([p.start for p in parameters]), low, high)
-    pull = np.sqrt(PRIOR) / np.array([p.sigma for p in parameters])
-    free = high > low
-
-    def values(x: Array) -> Array:
-        full = start.copy()
-        full[free] = x
-        return full
-
-    def whole(x: Array) -> Array:
-        full = values(x)
-        # Over the scale, so that the sum is of absolute values, as the prior's weight supposes.
-        data = _rooted(residuals(np.exp(full)), weights / NEARLY_L1, NEARLY_L1)
-        return np.concatenate([data, (pull * (full - start))[free]])
-
-    inside = np.clip(start[free], low[free] + 1e-9, high[free] - 1e-9)
-    found = least_squares(whole, inside, bounds=(low[free], high[free]), max_nfev=steps, diff_step=1e-4)
-    return np.asarray(np.exp(values(found.x)))
 
 
 def soft_l1(
@@ -134,7 +81,7 @@ def soft_l1(
     strength = float(np.sqrt(2.0 * PRIOR * row.sum()))
 
     def whole(x: Array) -> Array:
-        data = _rooted(predict(x) - target, 2.0 * row / scale**2, scale)
+        data = rooted(predict(x) - target, 2.0 * row / scale**2, scale)
         return np.concatenate([data, strength * (x - mean) / sigma])
 
     def slopes(x: Array) -> Array:

@@ -10,8 +10,9 @@ import numpy as np
 
 from simpar.costs.collective_defaults import published_network, published_scale_up
 from simpar.evidence.collective_rows import LARGE, Cell, Harnesses, Key, errors, predict
-from simpar.evidence.robust import Array, Parameter, minimise, nested
+from simpar.evidence.robust import Array, nested
 from simpar.specs.collective_constants import NetworkConstants, ScaleUpConstants
+from validation.tools.minimise import Parameter, minimise
 
 C = TypeVar("C", ScaleUpConstants, NetworkConstants, dict[str, float])
 US = 1e-6

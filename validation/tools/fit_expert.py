@@ -12,8 +12,9 @@ from simpar.boundary import read_records
 from simpar.costs.expert_parallel import PUBLISHED, dispatched_s
 from simpar.evidence.expert_kernels import KernelRow, expert_rows
 from simpar.evidence.kernel_tables import there
-from simpar.evidence.robust import Array, Parameter, minimise
+from simpar.evidence.robust import Array
 from simpar.specs.collective_constants import CollectiveFit, ExpertConstants, Scope, TimeBand
+from validation.tools.minimise import Parameter, minimise
 
 TABLE = "ep_deepep_normal.csv"
 MOST_NODES = 4
