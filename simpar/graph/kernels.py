@@ -235,8 +235,7 @@ def _rope(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     library = plan.library
     turned = library.complex_rope and node.op == "rope" and not isinstance(layer.producer.get(node.inputs[0]), Norm)
     fused = library.fused_rope and not turned and (node.op == "rope" or library.fused_scaled_rope)
-    # In elementary kernels sine and cosine, which all heads share, are read for each value (2 + 2 of these bytes, from the cache).
-    price, forward, backward, launches = ("rope", 4.0, 4.0, 2) if fused else ("composite", 25.0, 31.0, 8)
+    price, forward, backward, launches = ("rope", 4.0, 4.0, 2) if fused else ("composite", 21.0, 27.0, 8)
     if turned:  # a cast to fp32 (6), the product (8) and a cast back (6), backward the same
         forward, backward, launches = 20.0, 20.0, 6
     elif library.wide_rope and not fused:

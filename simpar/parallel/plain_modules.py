@@ -7,13 +7,13 @@ from simpar.parallel.local_layer import LocalLayer
 from simpar.parallel.work import MemoryWork
 
 
-def head_copies(local: LocalLayer, node: Attention) -> MemoryWork | None:
+def head_copies(local: LocalLayer, node: Attention, *, backward: bool) -> MemoryWork | None:
     """Keys and values copied to as many heads as queries have, and backward the sum of their gradients; queries, keys and values
-    copied so that heads come before tokens, and their gradients back. None where nothing is."""
+    copied so that heads come before tokens: their gradients come with tokens first (flash attention). None where nothing is."""
     library, layer = local.options.kernels.library, local.layer
     few = [(node.batch, node.keys, node.kv_heads, width) for width in (node.head_dim, node.value_dim)]
     moved, launches = 0.0, 0
-    if library.heads_first and not library.fused_rope:
+    if library.heads_first and not (library.fused_rope or backward):
         tensors = [(node.batch, node.queries, node.heads, node.head_dim), *few]
         moved, launches = 2.0 * sum(local.shards.local(axes, "tensor") for axes in tensors), 3
     if library.repeats_keys and layer.size(node.heads) > layer.size(node.kv_heads):

@@ -58,7 +58,7 @@ class Kernels(Policy):
         saves_gathered_input: a column-parallel matmul saves its gathered input and does not gather again (torch eager).
         gather_copies: times that what tensor ranks gather along the sequence, or scatter, is put in order (lists of parts: twice).
         repeats_keys: keys and values are copied to as many heads as queries have, and kept so.
-        heads_first: without a graph queries, keys and values are copied so that heads come first, backward their gradients back.
+        heads_first: without a graph queries, keys and values are copied so that heads come first.
         value_views, expert_output_fp32, unfused_attention_fp32: see graph/attention_kernels.py.
         expert_output_bytes: where scores weigh experts' outputs in fp32, HBM bytes per element that eager kernels move for it,
             forward and backward, beside the copy of each row to its token, or its sum.
