@@ -244,6 +244,24 @@ def test_keys_and_values_are_copied_for_every_head() -> None:
     assert not [op for op in plain.forward if op.name.endswith("repeat")]
 
 
+def test_heads_come_first_in_copies_of_queries_keys_and_values() -> None:
+    """Read and written in 16 bits, forward; a compiled rotary embedding writes them so; repeated after that."""
+    first, graph = Kernels(fused_rope=False, heads_first=True), Kernels(fused_rope=True, heads_first=True)
+
+    def work(library: Kernels, suffix: str) -> list[Any]:
+        local = split_block(layer_of(), SplitOptions(Degrees(tp=2), KernelPlan(library)))
+        ops = local.backward if suffix else local.forward
+        return [op.work for op in ops if op.name == f"attention/core.repeat{suffix}"]
+
+    def copies(heads: int, launches: int) -> list[Any]:
+        return [MemoryWork("copy", 2.0 * TOKENS * heads / 2 * DIM, launches)]
+
+    assert work(first, "") == copies(2 * (HEADS + 2 * KV), 3)
+    assert work(replace(first, repeats_keys=True), "") == copies(4 * HEADS + 6 * KV, 5)
+    assert work(replace(first, repeats_keys=True), ".backward") == copies(2 * (HEADS + KV), 2)
+    assert work(first, ".backward") == work(graph, "") == []
+
+
 @pytest.mark.parametrize(
     ("name", "month", "turned", "apart"),
     [("torchtitan", "2025-06", True, True), ("torchtitan", "2026-07", True, False), ("kempnerforge", "2026-04", False, True),

@@ -73,6 +73,19 @@ def test_published_h100_rates(h100: KernelModel) -> None:
     assert 2.6 < backward.seconds / forward.seconds < 3.2
 
 
+def test_a_head_runs_as_wide_as_flash_attention_s_kernel_for_it(h100: KernelModel) -> None:
+    """FlashAttention has kernels of 64, 96, 128, 192 and 256; cuDNN's are not known."""
+
+    def seconds(kernel: str, size: int, *, backward: bool = False) -> float:
+        return h100.attention(AttentionWork(1, 4096, 4096, 32, 32, size, size, backward=backward, kernel=kernel)).seconds
+
+    for backward in (False, True):
+        assert seconds("fa2", 80, backward=backward) == seconds("fa2", 96, backward=backward)
+        assert seconds("fa3", 112, backward=backward) == seconds("fa3", 128, backward=backward)
+    assert seconds("fa2", 64) < seconds("fa2", 96) < 0.95 * seconds("fa2", 128)
+    assert seconds("cudnn", 80) < 0.99 * seconds("cudnn", 96)
+
+
 def test_mask_and_window(h100: KernelModel) -> None:
     causal = h100.attention(AttentionWork(1, 16384, 16384, 32, 8, 128, 128)).seconds
     full = h100.attention(AttentionWork(1, 16384, 16384, 32, 8, 128, 128, causal=False)).seconds

@@ -42,8 +42,8 @@ PRODUCTS = frozenset({"aten::mm", "simpar::core", "simpar::core_backward"})
 
 @torch.library.custom_op("simpar::core", mutates_args=())
 def core(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """An attention that computes nothing."""
-    return torch.zeros_like(q)
+    """An attention that computes nothing; flash attention writes tokens before heads, whatever it reads."""
+    return _tokens_first(q)
 
 
 @torch.library.custom_op("simpar::core_backward", mutates_args=())
@@ -51,11 +51,16 @@ def core_backward(
     g: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Its backward."""
-    return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    return _tokens_first(q), _tokens_first(k), _tokens_first(v)
 
 
-core.register_fake(lambda q, k, v: torch.empty_like(q))
-core_backward.register_fake(lambda g, q, k, v: tuple(torch.empty_like(t) for t in (q, k, v)))
+def _tokens_first(like: torch.Tensor) -> torch.Tensor:
+    batch, heads, tokens, width = like.shape
+    return like.new_zeros(batch, tokens, heads, width).transpose(1, 2)
+
+
+core.register_fake(lambda q, k, v: _tokens_first(q))
+core_backward.register_fake(lambda g, q, k, v: tuple(_tokens_first(t) for t in (q, k, v)))
 core.register_autograd(
     lambda ctx, g: core_backward(g, *ctx.saved_tensors),
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
@@ -78,9 +83,11 @@ def by_halves(x: Any, turns: Any) -> Any:
 class Layer(nn.Module):
     """Grouped-query attention and SwiGLU with a linear for each of queries, keys, values, gate and up."""
 
-    def __init__(self, rotary: Callable[[Any, Any], Any], norm: type[nn.Module], *, repeats: bool) -> None:
+    def __init__(
+        self, rotary: Callable[[Any, Any], Any], norm: type[nn.Module], *, repeats: bool, heads_first: bool = False
+    ) -> None:
         super().__init__()
-        self.rotary, self.repeats = rotary, repeats
+        self.rotary, self.repeats, self.heads_first = rotary, repeats, heads_first
         self.norms = nn.ModuleList(norm(HIDDEN) for _ in range(2))
         self.q, self.k, self.v = (nn.Linear(HIDDEN, n * DIM, bias=False) for n in (HEADS, KV, KV))
         self.out, self.down = nn.Linear(HEADS * DIM, HIDDEN, bias=False), nn.Linear(FFN, HIDDEN, bias=False)
@@ -89,10 +96,14 @@ class Layer(nn.Module):
     def forward(self, x: Any, turns: Any) -> Any:
         y = self.norms[0](x)
         q, k, v = (linear(y).unflatten(-1, (-1, DIM)) for linear in (self.q, self.k, self.v))
+        if self.heads_first:
+            q, k, v = (t.transpose(1, 2).contiguous() for t in (q, k, v))
+            turns = [turn.transpose(1, 2) for turn in turns]
         q, k = self.rotary(q, turns), self.rotary(k, turns)
         if self.repeats:
             k, v = (t.unsqueeze(3).expand(-1, -1, -1, HEADS // KV, -1).reshape(*t.shape[:2], HEADS, DIM) for t in (k, v))
-        x = x + self.out(core(*(t.transpose(1, 2) for t in (q, k, v))).transpose(1, 2).flatten(2))
+        read = (q, k, v) if self.heads_first else (t.transpose(1, 2) for t in (q, k, v))
+        x = x + self.out(core(*read).transpose(1, 2).flatten(2))
         y = self.norms[1](x)
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
 
@@ -171,7 +182,8 @@ def test_an_eager_layer_moves_what_torch_dispatches(name: str, version: str, rot
 
     RMSNorm is a chain on CPUs, so the layer has torch's LayerNorm, one kernel as RMSNorm is on GPUs from torch 2.9 on.
     """
-    counted = eager(Layer(rotary, nn.LayerNorm, repeats=repeats).to(torch.bfloat16))
+    copies = framework(name, version).kernels.heads_first
+    counted = eager(Layer(rotary, nn.LayerNorm, repeats=repeats, heads_first=copies).to(torch.bfloat16))
     assert predicted(name, version, "layernorm") == pytest.approx(counted, rel=0.025)
 
 

@@ -83,9 +83,10 @@ class HostTimes:
         values that pairs read in a forward, the repeated one too, and the backward of a head behind a loop over all tokens."""
         host, training = self._layout.framework.host, self._layout.training
         head = phase == "B" and any(name == "head/logits" for name, _ in block.saved)
-        if head and host.token_read_s and block.options.kernels.loss.kind == "tiled":
+        if head and any(host.token_read_s) and block.options.kernels.loss.kind == "tiled":
             tokens = training.micro_batch_size * training.sequence_length / self._layout.plan.cp
-            return price.seconds + host.token_read_s * tokens
+            asked, answered = host.token_read_s
+            return price.seconds + (slowdown(self._layout) * asked + answered) * tokens
         reads = _reads_s(self._layout, price, phase)
         return reads + self._price(block, "F").seconds if reads else 0.0
 
@@ -94,7 +95,7 @@ def _reads_s(layout: Layout, price: BlockPrice, phase: str) -> float:
     """Host time of reading values of the device in a phase's pairs, a read as long as two launches (`REORDERED`)."""
     host, training = layout.framework.host, layout.training
     pairs = price.pairs if phase == "F" or price.repeats_modules else 0
-    grouped = layout.hardware.gpu.architecture == "hopper"
+    grouped = layout.hardware.gpu.architecture in host.grouped_adapters
     reads = host.adapter_reads[0] + (0 if grouped else host.adapter_reads[1] * training.lora_adapters)
     return slowdown(layout) * pairs * reads * 2 * host.launch_s
 

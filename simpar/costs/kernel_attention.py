@@ -92,6 +92,12 @@ SMALL_SEQUENCE: Final = 1024
 """Smallest length inside the fitted region."""
 
 
+FLASH: Final = ("fa2", "fa3")
+FLASH_HEADS: Final = (32, 64, 96, 128, 192, 256)
+"""Head sizes that FlashAttention has kernels for; any other runs in the next larger one's tiles, with zeros (flash-attention 2.6
+csrc/flash_attn/src/static_switch.h, HEADDIM_SWITCH; hopper/flash_api.cpp, round_up_headdim, from 64 on)."""
+
+
 class Model(Protocol):
     """What attention asks of the model of all kernels (kernels.py)."""
 
@@ -176,11 +182,12 @@ def price(model: Model, call: AttentionWork) -> Price:
             factor = _ratio(model, call, own.kernel) * model.resolved.constants.backward_over_forward
     if own is None:
         return _unfused(model, call)
-    seconds = float(attention_seconds(own, model.sm_count, _shapes(call))[0])
+    shapes = _shapes(call if latent or _measures(own, call.head_dim) else _padded(call, kernel))
+    seconds = float(attention_seconds(own, model.sm_count, shapes)[0])
     if call.causal and call.window is not None:
         whole = float(call.sequence_q) * max(call.sequence_kv - call.sequence_q / 2.0, call.sequence_kv / 2.0)
         # What a query's row of tiles costs beside its keys does not shrink with the window: s0 / 2 keys, as in the causal law.
-        more = float(head_constants(own, _shapes(call).head_dim)[1][0]) / 2.0 * call.sequence_q
+        more = float(head_constants(own, shapes.head_dim)[1][0]) / 2.0 * call.sequence_q
         seconds = own.latency_s + (seconds - own.latency_s) * (_pairs(call) + more) / (whole + more)
     seconds *= factor * _behind(model.hardware.gpu, kernel, call)
     written = "fa2" if kernel.startswith("efficient") else kernel  # of Ampere's instructions both
@@ -212,6 +219,12 @@ def _dropout_s(model: Model, call: AttentionWork, kernel: str) -> float:
     clock = SM_CLOCK_HZ.get(gpu.architecture, SM_CLOCK_HZ["ampere"])
     each = DROPOUT_INTEGERS["cudnn" if kernel.startswith("cudnn") else "flash"][call.backward]
     return call.batch * call.heads * _pairs(call) * each / (model.sm_count * INTEGER_LANES * clock)
+
+
+def _padded(call: AttentionWork, kernel: str) -> AttentionWork:
+    """`call` with heads as wide as those of the kernel that FlashAttention has for them."""
+    width = next((size for size in FLASH_HEADS if size >= call.head_dim), call.head_dim) if kernel in FLASH else call.head_dim
+    return call._replace(head_dim=width, v_head_dim=width)
 
 
 def _measures(a: AttentionConstants, head_dim: int) -> bool:

@@ -74,6 +74,14 @@ on an A100 (0.57, apex PR 1037). Rows taken by an index: torch's index_select of
 torch's unary kernels (0.86, NeuSight, A100). Chains of a loss: torch's cross_entropy of logits cast to fp32 over the bytes that
 frameworks count for it (18 a logit forward and backward), 2.04 to 2.21 TB/s at 32,000 and 128,256 words on an H100 of 3.35
 (validation/measured/h100-2026-11/calibration.jsonl); cross_entropy's own rows are single kernels."""
+CHAINS_PER_CLOCK: Final = {"hopper": 10.4, "blackwell": 10.4}
+"""Architecture -> what one SM reads and writes per clock in chains of elementary kernels, else as in `BYTES_PER_CLOCK`.
+
+From compute capability 9 on torch loads 128 bits at a time (pytorch PR 141959, December 2024). transformers' RMSNorm moves 2.53
+TB/s on an H100 SXM (8,192 rows of 4,096 in 0.53 ms forward and 1.25 backward, validation/measured/h100-2026-11/host.jsonl, torch
+2.11), a rotary embedding by complex numbers 2.3 (167.8 M values in 1.455 and 1.482 ms, Liger-Kernel's all_benchmark_data.csv,
+llama4_rope of August 2025): 10.9 and 9.9 bytes at the clock below. The H100 NVL's 1.98 and 2.17 TB/s of January 2025 came before
+that, at a lower clock. Blackwell's kernels are taken to be as Hopper's: nobody published theirs."""
 BYTES_PER_CLOCK: Final[Mapping[tuple[str, str], float]] = {
     **{("composite", tier): 8.3 for tier in ("tuned", "framework", "eager")},
     **{("gate_backward", tier): 2.74 for tier in ("framework", "eager")},
@@ -83,8 +91,9 @@ BYTES_PER_CLOCK: Final[Mapping[tuple[str, str], float]] = {
 }  # fmt: skip
 """(Class, implementation) -> what one SM reads and writes per clock in kernels whose rate the SMs set and not the memory.
 
-Chains of elementary torch kernels cast, broadcast and reduce, and load less at a time than a copy does: 1.98 TB/s forward and 2.17
-backward on the H100 NVL's 3.94 (Hugging Face's RMSNorm, 18.2 and 45.1 ps an element, h100_all_benchmark_data.csv of January 2025).
+Chains of elementary torch kernels cast, broadcast and reduce, and load less at a time than a copy does: 1.26 TB/s forward and 1.27
+backward on an A100's 2.04 (Hugging Face's RMSNorm, 28.6 and 74.7 ps an element, Liger-Kernel's all_benchmark_data.csv of 2024-09),
+2.0 to 2.2 on the H100 NVL's 3.94 (18.2 and 45.1 ps, h100_all_benchmark_data.csv of January 2025); see `CHAINS_PER_CLOCK`.
 Compiled gradients of a gate whose halves lie side by side write both from one kernel that reads everything for each: 0.64 TB/s
 (Liger-Kernel's all_benchmark_data.csv, megatron_swiglu). Compiled casts that turn a tensor, 1.45 and 0.65 TB/s on an H100 with 2.4
 (pytorch issues 133242, 149982), reach no whole lines of it. Torch's index_add adds 4,194,304 rows of 128 16-bit values in 4.72 ms
@@ -139,6 +148,8 @@ def bounded_share(kernel: str, implementation: str, gpu: GpuSpec, share: float, 
     bound = BYTES_PER_CLOCK.get((kernel, implementation))
     if bound is None or gpu.architecture not in SM_CLOCK_HZ:
         return share / (1.0 - from_cache)
+    if kernel == "composite":
+        bound = CHAINS_PER_CLOCK.get(gpu.architecture, bound)
     bound *= constant(ROW_PRODUCT) if kernel == "row_product" else 1.0
     rate = bound * gpu.sm_count.value * SM_CLOCK_HZ[gpu.architecture]
     return min(rate / gpu.memory_bandwidth.value, BEST_SHARE[gpu.architecture] / (1.0 - from_cache))

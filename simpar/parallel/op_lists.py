@@ -65,7 +65,7 @@ class Lists(LocalLayer):
     def _compute(self, kernel: Kernel, ops: OpList, *, again: bool) -> None:
         node = kernel.node
         if isinstance(node, Attention):
-            if copies := head_copies(self, node):
+            if copies := head_copies(self, node, backward=False):
                 ops.compute(f"{node.name}.repeat", copies, copies.launches)
             core = self.attention(node, backward=False)
             context.attention(node.name, core, node.mask, self.degrees, self.attention_launches(kernel, core), ops)
@@ -288,7 +288,7 @@ class Lists(LocalLayer):
         if isinstance(node, Attention):
             core = self.attention(node, backward=True)
             context.attention(f"{node.name}.backward", core, node.mask, self.degrees, self.attention_launches(kernel, core), ops)
-            if copies := head_copies(self, node):
+            if copies := head_copies(self, node, backward=True):
                 ops.compute(f"{node.name}.repeat.backward", copies, copies.launches)
         elif isinstance(node, Scan | Custom):
             self._alone(kernel, ops, backward=True)

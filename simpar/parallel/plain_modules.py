@@ -7,14 +7,19 @@ from simpar.parallel.local_layer import LocalLayer
 from simpar.parallel.work import MemoryWork
 
 
-def head_copies(local: LocalLayer, node: Attention) -> MemoryWork | None:
-    """Keys and values copied to as many heads as queries have, and backward the sum of their gradients; none where they are not."""
-    if not local.options.kernels.library.repeats_keys or local.layer.size(node.heads) <= local.layer.size(node.kv_heads):
-        return None
-    heads, widths = (node.heads, node.kv_heads), (node.head_dim, node.value_dim)
-    tensors = ((node.batch, node.keys, some, width) for some in heads for width in widths)
-    moved = local.element * sum(local.shards.local(axes, "tensor") for axes in tensors)
-    return MemoryWork("copy", moved, 2, local.options.memory_implementation)
+def head_copies(local: LocalLayer, node: Attention, *, backward: bool) -> MemoryWork | None:
+    """Keys and values copied to as many heads as queries have, and backward the sum of their gradients; queries, keys and values
+    copied so that heads come before tokens: their gradients come with tokens first (flash attention). None where nothing is."""
+    library, layer = local.options.kernels.library, local.layer
+    few = [(node.batch, node.keys, node.kv_heads, width) for width in (node.head_dim, node.value_dim)]
+    moved, launches = 0.0, 0
+    if library.heads_first and not (library.fused_rope or backward):
+        tensors = [(node.batch, node.queries, node.heads, node.head_dim), *few]
+        moved, launches = 2.0 * sum(local.shards.local(axes, "tensor") for axes in tensors), 3
+    if library.repeats_keys and layer.size(node.heads) > layer.size(node.kv_heads):
+        many = [(node.batch, node.keys, node.heads, width) for width in (node.head_dim, node.value_dim)]
+        moved, launches = moved + sum(local.shards.local(axes, "tensor") for axes in (*many, *few)), launches + 2
+    return MemoryWork("copy", local.element * moved, launches, local.options.memory_implementation) if launches else None
 
 
 def input_gradient_sums(local: LocalLayer, node: Einsum | Convolution) -> MemoryWork | None:

@@ -249,18 +249,18 @@ PRIME_RL: Final = (
         "(cast, scale, maximum, difference, exponential, two sums and a product forward; backward the logits again, five such and "
         "two casts)",
     ),
-    Row((2025, 9), {"fsdp_root": "tied", "token_read_s": 17e-6},
+    Row((2025, 9), {"fsdp_root": "tied", "token_read_s": (4.3e-6, 12.9e-6)},
         "prime-rl PRs 923 and 937: embedding, and last norm with head, are groups of their own unless they share weights; PR 795, "
         "trainer/utils.py get_response_lengths of RL: a loop over the tokens of a micro-batch asks the device whether each one's "
-        "position is 0, between the forward, whose head waits for the device itself, and the loss. A view (1.5 us), a comparison "
-        "(9.4) where a linear layer's forward takes 34 us, here at 13.5, and reading it (12.9, most of it the device's answer): "
-        "validation/measured/h100-2026-11/host.jsonl"),
-    Row((2026, 1), {"loss_tile": (0, 2048), "adapter_reads": (2, 2)},
+        "position is 0, between the forward, whose head waits for the device itself, and the loss. A view (1.5 us) and a "
+        "comparison (9.4) where a linear layer's forward takes 34 us, here at 13.5, and reading it (12.9, taken as the device's "
+        "answer): validation/measured/h100-2026-11/host.jsonl"),
+    Row((2026, 1), {"loss_tile": (0, 2048), "adapter_reads": (2, 2), "grouped_adapters": ("hopper",)},
         "prime-rl PR 1544: 2,048 words of the vocabulary at a time; PR 1433 (2025-12-29), models/layers/lora/multi_linear.py: a "
         "pair of several adapters asks how many tokens each has, in an assertion and in repeat_interleave, and cuts the tokens by "
         "those numbers where no grouped product runs, on other GPUs than Hopper"),
     Row((2026, 2), {"adapter_reads": (2, 0)}, "prime-rl PR 1692 (2026-01-30): grouped products on any GPU"),
-    Row((2026, 7), {"token_read_s": 0.0}, "prime-rl PR 2723 (2026-06-15): the lengths of sequences come with the batch"),
+    Row((2026, 7), {"token_read_s": (0.0, 0.0)}, "prime-rl PR 2723 (2026-06-15): the lengths of sequences come with the batch"),
     Row((2026, 10), {"compiles_checkpoints": True},
         "prime-rl PRs 3753 (experts stay in their block's FSDP unit) and 3754 (FlashAttention 4 as a custom op): blocks compile as "
         "whole graphs, checkpointing inside, which the same configuration did not before (configs/benchmark/README.md: 7.0 s a "
@@ -271,10 +271,18 @@ PRIME_RL: Final = (
 MODALITIES: Final = (
     Row(
         (2024, 1),
-        {"fused_norm": True, "logits_fp32_copies": 1.0, "recompute_default": "none", "transformers_classes": False},
+        {
+            "fused_norm": True,
+            "logits_fp32_copies": 1.0,
+            "recompute_default": "none",
+            "transformers_classes": False,
+            "heads_first": True,
+        },
         "Modalities loss_functions.py: cross_entropy on the 16-bit logits, whose log-softmax and gradient are of 16 bits; "
         "models/components/layer_norms.py: torch's LayerNorm or RMSNorm, its own RMSLayerNorm being deprecated (with the fp32 "
-        "copies of that, 12 of its published runs on 64 GB had not fitted)",
+        "copies of that, 12 of its published runs on 64 GB had not fitted); models/gpt2/gpt2_model.py execute_qkv_transforms: "
+        "contiguous() of what transpose made of queries, keys and values (bedbd29f of 2024-09; flash-attn's own function, where a "
+        "run asks for it, copies them back)",
     ),
 )
 """Modalities: models of its own under FSDP."""

@@ -44,8 +44,7 @@ class Kernels(Policy):
         fused_operations: what recipes that take whole layers into graphs run through TransformerEngine's operation fuser, whose
             activations are hand-written: all, experts, or runs of a precision; never beside overlapped tensor parallelism.
         fused_residual: bias, dropout and residual addition in one kernel (Megatron bias-dropout-add fusion).
-        fused_rope: rotary embedding of queries and keys as one kernel.
-        fused_scaled_rope: also where sine and cosine have a factor (YaRN).
+        fused_rope, fused_scaled_rope: rotary embedding of queries and keys as one kernel, also with a factor (YaRN).
         complex_rope: rotary embeddings are products of complex numbers in fp32, in kernels of their own even in a compiled graph
             (Inductor calls the eager ones), but for models that norm their queries and keys or have such a factor.
         wide_rope: outside of a compiled graph those by halves are in fp32 too.
@@ -59,6 +58,7 @@ class Kernels(Policy):
         saves_gathered_input: a column-parallel matmul saves its gathered input and does not gather again (torch eager).
         gather_copies: times that what tensor ranks gather along the sequence, or scatter, is put in order (lists of parts: twice).
         repeats_keys: keys and values are copied to as many heads as queries have, and kept so.
+        heads_first: without a graph queries, keys and values are copied so that heads come first.
         value_views, expert_output_fp32, unfused_attention_fp32: see graph/attention_kernels.py.
         expert_output_bytes: where scores weigh experts' outputs in fp32, HBM bytes per element that eager kernels move for it,
             forward and backward, beside the copy of each row to its token, or its sum.
@@ -81,11 +81,10 @@ class Kernels(Policy):
         rocm_sdpa: what that is.
         sdpa: attention is torch's scaled_dot_product_attention, to which a window comes as a mask (parallel/local_layer.py) and
             grouped keys as they are (enable_gqa).
-        unlisted_attention: kernels that per-op selective checkpointing does not save, so that they run again.
-        listed_exchanges: of which models it saves what expert ranks exchange: none, those without norms of queries and keys, all.
+        unlisted_attention: kernels that per-op selective checkpointing does not save, so that they run again; listed_exchanges:
+            of which models it saves what expert ranks exchange: none, those without norms of queries and keys, all.
         te_scaling: TransformerEngine's one scale of a tensor: from steps before (delayed), of its values (current); "" = none.
-        fp8_weight_cache: under fp8 the fp8 copies of 16-bit weights are kept, for all micro-batches of a step.
-        fp8_dispatch: under fp8 tokens travel to their experts in fp8.
+        fp8_weight_cache, fp8_dispatch: under fp8 fp8 copies of 16-bit weights are kept for a whole step; tokens travel in fp8.
         separate_casts: under fp8 casts are kernels of their own between matmuls, made by the compiler (torchao); tensors with one
             scale are gathered over tensor ranks after the cast. False: part of neighbouring kernels (TransformerEngine).
         fp4_layers: share of the layers, the first ones, whose products are narrow under nvfp4 where casts are separate.
@@ -132,6 +131,7 @@ class Kernels(Policy):
     saves_gathered_input: bool = False
     gather_copies: int = 0
     repeats_keys: bool = False
+    heads_first: bool = False
     value_views: bool = False
     unfused_attention_fp32: bool = False
     expert_output_fp32: bool = False

@@ -40,11 +40,12 @@ class Host(Policy):
             what each of its weights adds (torch FSDP).
         fsdp_pair_groups: groups that the two weights of a low-rank pair are, each with hooks of its own inside the layer's.
         adapter_reads: values of the device that the forward of a low-rank pair reads, and further ones for each adapter that it
-            holds on GPUs older or newer than Hopper, where it takes these one by one: the host is then no further than the device,
-            and the hooks of the next group come on top.
+            holds where it takes these one by one: the host is then no further than the device, and the hooks of the next group come
+            on top.
+        grouped_adapters: architectures on which it takes all adapters in one grouped product.
         adapter_cpu_s: host time of the modules of a low-rank pair in a forward, beside its kernels and the linear's own module.
         token_read_s: before the backward of a tiled loss, time for each token in which the device has nothing to do: a loop reads a
-            value of it from the device.
+            value of it from the device. The host's part, which a slower host takes longer for, and the device's answer.
         optimizer_cpu_s: host time of one optimizer step outside its kernels (scaler, scheduler, logging).
         optimizer_tensor_cpu_s: host time of gradient norm and update for each parameter tensor.
         drains_before_update: the host reads the loss or the norm before it updates, so that it is no further than the device.
@@ -69,8 +70,9 @@ class Host(Policy):
     fsdp_weight_cpu_s: tuple[float, float] = (0.0, 0.0)
     fsdp_pair_groups: int = 0
     adapter_reads: tuple[int, int] = (0, 0)
+    grouped_adapters: tuple[str, ...] = ()
     adapter_cpu_s: float = 0.0
-    token_read_s: float = 0.0
+    token_read_s: tuple[float, float] = (0.0, 0.0)
     optimizer_cpu_s: float = 2e-3
     optimizer_tensor_cpu_s: float = 0.0
     drains_before_update: bool = False
