@@ -22,8 +22,9 @@ def constants_text(entries: Sequence[Constant], rows: Sequence[Unseen] = ()) -> 
         *markdown(("constant", "what it is"), ("neutral", "least", "most"), known),
         "",
         "Gain: the mean over the sources of its own group of the absolute relative error without the constant minus the error with "
-        "it, each source left out of the fit; a constant whose gain does not exceed its standard error is not kept, and one that "
-        "pays for all together does not hold for a family that it does not help. Factors of nested groups multiply; a width is "
+        "it, each source left out of the fit; a constant whose gain does not exceed its standard error is not kept. Of one that "
+        "pays for all together, a family takes a share of the logarithm: how probable it is that the constant helps the family's "
+        "left-out sources (0.5: as likely as not; families not named take all). Factors of nested groups multiply; a width is "
         "that of the narrowest group.",
         "",
         "| constant | group | value | runs | sources | gain | standard error | status |",

@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from simpar.specs.base import Spec, read_toml, validate
 from simpar.specs.framework import FrameworkSpec, family_of
@@ -117,6 +117,9 @@ def _known(name: str) -> str:
     return name
 
 
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
 class Constant(Spec):
     """One fitted number.
 
@@ -124,7 +127,8 @@ class Constant(Spec):
         name: what it scales, a key of `KNOWN`.
         family, architecture: the runs that it holds for; "*" = any.
         architectures: those that enough sources of the group ran on; it holds on no other. Empty = on all.
-        not_for: families that it does not hold for, as it does not help their left-out sources.
+        shares: (family, share of the constant's logarithm, or of its seconds, that holds for it): how probable it is that the
+            constant helps the family's left-out sources. 1 for families not listed.
         value: in the unit of its name (a factor, or seconds).
         rows, sources: runs of the group and where they were published.
         gain, gain_se: mean over the left-out sources of the group of the absolute relative error without it minus with it, and the
@@ -138,7 +142,7 @@ class Constant(Spec):
     family: str = ANY
     architecture: str = ANY
     architectures: tuple[str, ...] = ()
-    not_for: tuple[str, ...] = ()
+    shares: tuple[tuple[str, Share], ...] = ()
     value: float
     rows: int = 0
     sources: tuple[str, ...] = ()
@@ -156,12 +160,17 @@ class Constant(Spec):
         """The runs that it holds for, "all" or "family=nemo, architecture=hopper"."""
         given = ((key, getattr(self, key)) for key in ("family", "architecture"))
         named = ", ".join(f"{key}={value}" for key, value in given if value != ANY) or "all"
-        return f"{named}, not {', '.join(self.not_for)}" if self.not_for else named
+        parts = ", ".join(f"{family} {share:g}" for family, share in self.shares)
+        return f"{named}, of which {parts}" if parts else named
 
     def holds(self, family: str, architecture: str) -> bool:
         """Whether a run of `family` on this chip belongs to the group."""
-        seen = (not self.architectures or architecture in self.architectures) and family not in self.not_for
+        seen = not self.architectures or architecture in self.architectures
         return seen and self.family in (ANY, family) and self.architecture in (ANY, architecture)
+
+    def share(self, family: str) -> float:
+        """How much of it holds for runs of `family` in its group, 0 to 1."""
+        return dict(self.shares).get(family, 1.0)
 
     def as_json(self) -> dict[str, object]:
         """The object that `simpar constants --json` prints."""
@@ -307,9 +316,9 @@ def _combined(entries: tuple[Constant, ...], family: str, architecture: str) -> 
         if not entry.holds(family, architecture):
             continue
         if entry.name in FACTORS:
-            found[entry.name] *= entry.value
+            found[entry.name] *= entry.value ** entry.share(family)
         elif entry.name in SECONDS:
-            found[entry.name] += entry.value
+            found[entry.name] += entry.value * entry.share(family)
     clipped = {name: within(name, value) for name, value in found.items()}
     widths = {name: _width(entries, name, family, architecture) for name in WIDTHS}
     return RunCalibration(**clipped, **widths)

@@ -123,8 +123,8 @@ def peaks_text(peaks: Sequence[Peak]) -> str:
 
 def as_toml(entries: Iterable[Constant], unseen: Iterable[Unseen] = ()) -> str:
     """The registry file."""
-    keys = ("name", "family", "architecture", "value", "gain", "gain_se", "architectures", "not_for", "rows", "sources", "status")
-    optional = ("family", "architecture", "architectures", "not_for")
+    keys = ("name", "family", "architecture", "value", "gain", "gain_se", "architectures", "shares", "rows", "sources", "status")
+    optional = ("family", "architecture", "architectures", "shares")
     given = [{key: getattr(entry, key) for key in keys} for entry in entries]
     kept = [{k: v for k, v in entry.items() if not (k in optional and v in (ANY, ()))} for entry in given]
     words_first = [dict(sorted(row.model_dump().items(), key=lambda item: not isinstance(item[1], str))) for row in unseen]

@@ -5,10 +5,10 @@ Gaussian prior, `SPREAD`, says how far architectures differ. Runs of one source 
 n / (n tau^2 + sigma^2): hardly more than one run. The fit is robust least squares on log errors (scipy, a pseudo-Huber loss).
 
 The gate asks the group itself. A constant stays only where the error of the sources of its own group, each left out of the fit,
-falls by more than the standard error of that gain; the least useful one goes first, and all others are refitted. One that pays
-for all together does not hold for a family whose own left-out sources it does not help (`Constant.not_for`). A run that is off
-by more than `WORST` has another cause, and tells nothing there: a few such runs of a family would else carry a factor that harms
-its next source. Left-out errors while constants are dropped come from the linearised fit, which is exact for the prior and one
+falls by more than the standard error of that gain; the least useful one goes first, and all others are refitted. Of one that pays
+for all together, a family takes the share that its own left-out sources make it probable to help them (`Constant.shares`): all or
+nothing would let one source of the family decide. A run that is off by more than `WORST` has another cause, and tells nothing
+there: a few such runs of a family would else carry a factor that harms its next source. Left-out errors while constants are dropped come from the linearised fit, which is exact for the prior and one
 step from the robust optimum.
 """
 
@@ -38,9 +38,11 @@ SIGMA: Final = 0.1
 HUBER: Final = 0.1
 """Log error up to which errors count squared; beyond it they count linearly."""
 LEAST_SOURCES: Final = 3
-"""Fewest sources of a group with run-level constants of its own, and of a family that a constant may be found not to hold for."""
+"""Fewest sources of a group with run-level constants of its own, and of a family with a share of its own."""
 LEAST_GAIN: Final = 0.0025
 """Least gain of a constant, a quarter of a point of error: less is not worth a number."""
+ROUNDS: Final = 3
+"""Times that shares of families and values of constants are found in turn."""
 WORST: Final = 0.3
 """Largest absolute relative error that a row counts with in a gain. No constant within two standard deviations of its prior
 explains more: 1.22 times the compute, or 1.8 times the memory-bound third of a step."""
@@ -59,7 +61,7 @@ class Problem:
 
     Attributes:
         data: the rows.
-        group: whether a row belongs to a constant's group [rows, constants].
+        group: how much of a constant holds for a row [rows, constants].
         column: index into the parts that a constant scales [constants].
         spread: of its prior [constants].
         weight: of each row [rows].
@@ -74,7 +76,7 @@ class Problem:
     @classmethod
     def of(cls, data: Data, entries: Sequence[Constant]) -> Problem:
         """The problem of fitting `entries`, factors all, on `data`."""
-        group = np.array([data.members(e) for e in entries], dtype=float).reshape(len(entries), len(data.samples)).T
+        group = np.array([data.shares(e) for e in entries]).reshape(len(entries), len(data.samples)).T
         column = np.array([FACTORS.index(e.name) for e in entries], dtype=np.intp)
         spread = np.array([SPREAD[e.name] for e in entries])
         weight = np.asarray(1.0 / (data.rows_of_source * TAU**2 + SIGMA**2), dtype=np.float64)
@@ -174,26 +176,17 @@ class LeftOut:
         by_source = np.array([saved[inside[members[inside]]].mean() for inside in self.rows if members[inside].any()])
         return float(by_source.mean()), float(by_source.std() / math.sqrt(len(by_source)))
 
-    def of_family(self, name: str) -> NDArray[np.bool_]:
-        """Rows [rows] of one family."""
-        return np.array([s.family == name for s in self.data.samples])
-
 
 def gated(data: Data, entries: Sequence[Constant]) -> tuple[Constant, ...]:
     """Those of `entries` that pay on the left-out sources of their own group, fitted on all of `data`, each with its gain.
 
-    First those of an architecture no longer hold for a family whose left-out sources they do not help; then what does not pay
-    beside the others goes.
+    First families take their shares of an architecture's constants; then what does not pay beside the others goes.
     """
-    fitted = fit(data, entries)
-    left = LeftOut.of(data, fitted)
-    kept, found = list(range(len(entries))), list(entries)
-    while (harmed := _harmed(left, entries, kept)) is not None:
-        own, name = harmed
-        left = left.without(own, left.of_family(name))
-        for k in own:
-            found[k] = found[k].model_copy(update={"not_for": tuple(sorted((*found[k].not_for, name)))})
-    kept, gains = _paying(left, kept)
+    found = list(entries)
+    for _ in range(ROUNDS):
+        found = _shared(data, fit(data, found))
+    left = LeftOut.of(data, fit(data, found))
+    kept, gains = _paying(left, list(range(len(found))))
     chosen = fit(data, [found[k] for k in kept])
     return tuple(described(data, e, gains[k]) for k, e in zip(kept, chosen, strict=True))
 
@@ -211,24 +204,33 @@ def _paying(left: LeftOut, kept: list[int]) -> tuple[list[int], dict[int, tuple[
         kept = [k for k in kept if k != worst]
 
 
-def _harmed(left: LeftOut, entries: Sequence[Constant], kept: Sequence[int]) -> tuple[list[int], str] | None:
-    """(Constants of an architecture, the family of `LEAST_SOURCES` sources or more that they help least), or None if they help all.
+def _shared(data: Data, fitted: Sequence[Constant]) -> list[Constant]:
+    """`fitted`, each family of `LEAST_SOURCES` sources or more with the share of an architecture's constants that it should take.
 
-    They help where the error of the family's left-out sources falls.
+    That is the probability that they help it, the gain of its left-out sources under the constants as a whole being as uncertain as
+    its standard error says.
     """
-    now, worst, found = left.errors(kept), 0.0, None
-    for chip in sorted({entries[k].architecture for k in kept}):
-        own = [k for k in kept if entries[k].architecture == chip]
-        inside = (left.slopes[:, own] != 0.0).any(1)
-        for name in sorted({s.family for s in left.data.samples}):
-            rows = left.of_family(name)
+    every, found = range(len(fitted)), []
+    for chip in sorted({e.architecture for e in fitted}):
+        own = [k for k in every if fitted[k].architecture == chip]
+        inside = data.members(fitted[own[0]])
+        shares = []
+        for name in sorted({s.family for s, here in zip(data.samples, inside, strict=True) if here}):
+            rows = np.array([s.family == name for s in data.samples])
             members = inside & rows
-            if members.sum() == inside.sum() or len(set(left.data.source_index[members].tolist())) < LEAST_SOURCES:
+            if members.sum() == inside.sum() or len(set(data.source_index[members].tolist())) < LEAST_SOURCES:
                 continue
-            gain, _ = left.gain(left.without(own, rows).errors(kept) - now, members)
-            if gain < worst:
-                worst, found = gain, (own, name)
-    return found
+            whole = [e.model_copy(update={"shares": tuple(s for s in e.shares if s[0] != name)}) for e in fitted]
+            left = LeftOut.of(data, whole)
+            gain, doubt = left.gain(left.without(own, rows).errors(every) - left.errors(every), members)
+            shares.append((name, round(_positive(gain, doubt), 2)))
+        found += [(k, fitted[k].model_copy(update={"shares": tuple(shares)})) for k in own]
+    return [entry for _, entry in sorted(found, key=lambda each: each[0])]
+
+
+def _positive(gain: float, doubt: float) -> float:
+    """How probable a gain of this standard error is to be above 0."""
+    return 0.5 * (1.0 + math.erf(gain / (math.sqrt(2.0) * doubt))) if doubt > 0.0 else float(gain > 0.0)
 
 
 def described(data: Data, entry: Constant, gain: tuple[float, float] = (0.0, 0.0)) -> Constant:

@@ -142,9 +142,7 @@ class Data:
     parts: FloatArray
     rest: FloatArray
     measured: FloatArray
-    _masks: dict[tuple[str, str, tuple[str, ...], tuple[str, ...]], NDArray[np.bool_]] = field(
-        default_factory=dict, compare=False, repr=False
-    )
+    _masks: dict[tuple[str, str, tuple[str, ...]], NDArray[np.bool_]] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> Data:
@@ -173,9 +171,14 @@ class Data:
         outside = [s for s in self.samples if s.source not in group]
         return Data.of(outside), Data.of([s for s in self.samples if s.source in group])
 
+    def shares(self, entry: Constant) -> FloatArray:
+        """How much of a constant holds for each row [rows]."""
+        given = dict(entry.shares)
+        return np.where(self.members(entry), [given.get(s.family, 1.0) for s in self.samples], 0.0)
+
     def members(self, entry: Constant) -> NDArray[np.bool_]:
         """Rows [rows] that a constant holds for."""
-        key = (entry.family, entry.architecture, entry.architectures, entry.not_for)
+        key = (entry.family, entry.architecture, entry.architectures)
         if key not in self._masks:
             self._masks[key] = np.array([entry.holds(s.family, s.architecture) for s in self.samples], dtype=bool)
         return self._masks[key]
@@ -190,11 +193,11 @@ def predicted(data: Data, chosen: Sequence[Constant]) -> FloatArray:
     factors = np.ones((len(data.samples), len(FACTORS)))
     seconds = np.zeros((len(data.samples), len(SECONDS)))
     for entry in chosen:
-        inside = data.members(entry)
+        shares = data.shares(entry)
         if entry.name in FACTORS:
-            factors[inside, FACTORS.index(entry.name)] *= entry.value
+            factors[:, FACTORS.index(entry.name)] *= entry.value**shares
         elif entry.name in SECONDS:
-            seconds[inside, SECONDS.index(entry.name)] += entry.value
+            seconds[:, SECONDS.index(entry.name)] += entry.value * shares
     for table, names in ((factors, FACTORS), (seconds, SECONDS)):
         for column, name in enumerate(names):
             table[:, column] = np.clip(table[:, column], *KNOWN[name].bounds)
