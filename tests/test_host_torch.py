@@ -13,7 +13,7 @@ from simpar.costs import host
 from simpar.costs.gloo import MESSAGE_S, check_seconds
 from simpar.costs.host import launch_seconds
 from simpar.costs.pricer import LayoutPricer
-from simpar.costs.update_price import HOST_ADAM_BYTES_PER_S
+from simpar.costs.update_price import HOST_ADAM_BYTES_PER_S, _tensor_by_tensor
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.keys import Gather, Reduce
 from simpar.parallel.layout import Layout
@@ -157,6 +157,30 @@ def test_only_a_drained_host_shows_the_tensors_of_its_update() -> None:
     tensors = 28 * 10 + 2
     update = simulate(tiny("torchtitan")).breakdown["optimizer"]
     assert update == pytest.approx(tensors * spec.optimizer_tensor_cpu_s + spec.optimizer_cpu_s, rel=0.1)
+
+
+@pytest.mark.parametrize(("version", "norm_s"), [("2023-12", 49e-6), ("2024-01", 36e-6)])
+def test_zero_3_takes_norms_and_gathers_what_stays_whole_one_by_one(version: str, norm_s: float) -> None:
+    """Between the backward and the update, and after it, so on top of the update whatever that takes the device."""
+
+    def found(zero: int = 3, gpus: int = 8, **training: Any) -> tuple[float, float]:
+        scenario = make_scenario({
+            "model": "llama3.1-8b", "framework": "deepspeed", "framework_version": version,
+            "cluster": {"hardware": "dgx-h100", "num_nodes": 1, "num_gpus": gpus}, "plan": {"zero_stage": zero},
+            "training": {"sequence_length": 256, "global_batch_size": gpus, **training},
+        })  # fmt: skip
+        layout = pricer_of(scenario).layout
+        return _tensor_by_tensor(layout, layout.stage_blocks[0]), simulate(scenario).breakdown["optimizer"]
+
+    gradients, norms, gather_s = 32 * 9 + 3, 32 * 2 + 1, 77e-6 + 50e-6
+    more, update = found()
+    assert more == pytest.approx(norm_s * gradients + gather_s * norms)
+    assert found(gpus=1)[0] == pytest.approx(norm_s * gradients + 77e-6 * norms)
+    assert found(2)[0] == 0.0
+    assert update - found(2)[1] == pytest.approx(more, rel=0.02)
+    pairs = 32 * 7
+    lora = found(trainable="lora", lora_rank=8, lora_modules="all")[0]
+    assert lora == pytest.approx(norm_s * 2 * pairs + gather_s * norms)
 
 
 def test_an_update_on_the_host_moves_what_the_framework_adds_to_adam() -> None:

@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from simpar.costs.block_price import worst_each
-from simpar.costs.host import hooks_slowdown
+from simpar.costs.host import hooks_slowdown, slowdown
 from simpar.costs.key_price import KeyPrice, scaled
 from simpar.costs.price import Price, Provenance
 from simpar.parallel import modules
+from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.layout import Layout
 from simpar.parallel.optimizers import NEWTON_SCHULZ_STEPS, Matrix, dealt_out, matrices, more_moments
 from simpar.parallel.work import Collective, Dimension, Gemm, HostCopy, MemoryWork, OptimizerWork, Work
@@ -86,7 +87,7 @@ def update_price(layout: Layout, stages: Sequence[int], work: Pricing, norm_s: f
             gathers += _matrix_gathers(layout, same, work, expert=expert)
     tensors = sum(map(modules.trained, blocks))
     launches_s = hooks_slowdown(layout) * spec.host.optimizer_tensor_cpu_s * tensors
-    update_s = max(sum(p.seconds for p in parts), launches_s - lead_s)
+    update_s = max(sum(p.seconds for p in parts), launches_s - lead_s) + _tensor_by_tensor(layout, blocks)
     update_s += norm_s + spec.host.optimizer_cpu_s * calibration.host + calibration.step_s
     if kind.synchronises:
         update_s += calibration.host * TENSOR_SYNC_S * tensors
@@ -96,6 +97,19 @@ def update_price(layout: Layout, stages: Sequence[int], work: Pricing, norm_s: f
         (name, p.provenance) for name, prices in (("optimizer", parts), ("tp", cut), ("dp", gathers)) for p in prices
     )
     return KeyPrice(update_s + sum(s for _, s in busy), (("optimizer", update_s), *busy), tuple(spreads), 0.0, busy, kinds)
+
+
+def _tensor_by_tensor(layout: Layout, blocks: Sequence[LocalBlock]) -> float:
+    """Host seconds of a step of fully sharded weights in which the device has no more to do than that: norms before its update,
+    weights that stay whole after it (`Host.sharded_step_cpu_s`). Of the biases of linears nothing is counted."""
+    host = layout.framework.host
+    norm_s, gather_s = host.sharded_step_cpu_s
+    if layout.plan.zero_stage < 3 or not norm_s:
+        return 0.0
+    kept = sum(modules.kept_whole(block.layer) for block in blocks)
+    python = norm_s * sum(map(modules.trained, blocks)) + gather_s * kept
+    collectives = kept if layout.placement("shard").size > 1 else 0
+    return hooks_slowdown(layout) * python + slowdown(layout) * host.collective_cpu_s * collectives
 
 
 def _shards(layout: Layout) -> tuple[int, int]:

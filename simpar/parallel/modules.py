@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, Final
 
-from simpar.graph.types import Attention, Einsum, Elementwise, Layer, Node
+from simpar.graph.types import Attention, Einsum, Elementwise, Layer, Lookup, Node
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.layout import Layout
 
@@ -49,6 +49,12 @@ def weights(layer: Layer, ranks: int = 0) -> int:
     """Weights of linear modules and norms; transformers' models hold each projection in a module of its own. `ranks`: as above."""
     others = sum(len(node.parameters) > 0 for node in layer.nodes if not (isinstance(node, Einsum) and node.weight))
     return sum(linears(layer, ranks)) + others
+
+
+@lru_cache(maxsize=4096)
+def kept_whole(layer: Layer) -> int:
+    """Weights of a layer so small that what shards modules leaves them whole: its norms', not those of linears or lookups."""
+    return sum(len(n.parameters) > 0 for n in layer.nodes if not isinstance(n, Lookup) and not (isinstance(n, Einsum) and n.weight))
 
 
 @lru_cache(maxsize=4096)

@@ -37,7 +37,7 @@ DEEPSPEED: Final = (
         (2022, 1),
         {"fsdp_prefetch_groups": 1, "fsdp_rank_lists": False, "fsdp_gather_copy_bytes": 4.0,
          "fsdp_reduce_copy_bytes": 12.0, "fsdp_module_cpu_s": 0.29e-3, "reduction_hook_cpu_s": 29e-6,
-         "optimizer_tensor_cpu_s": 15e-6, "gradients_persist": "sharded",
+         "optimizer_tensor_cpu_s": 15e-6, "sharded_step_cpu_s": (49e-6, 77e-6), "gradients_persist": "sharded",
          "fsdp_reuse_weights": 1e9, "update_bytes": 4.0, "host_update_bytes": 14.0, "gradients_to_host": True,
          "gradient_buffers": (2, 3)},
         "DeepSpeed stage3.py: unscale_and_clip_grads scales the fp32 gradients on the host (8 bytes), "
@@ -46,7 +46,11 @@ DEEPSPEED: Final = (
         "together from its ranks' parts, gradients are put into a bucket, that into the order of ranks and divided by their number "
         "(comm/coalesced_collectives.py reduce_scatter_coalesced); 276-300 us of "
         "hooks per module forward and as much backward (deepspeed 0.19, an empty process group, one server core), where a "
-        "gradient's hook below stage 3 (stage_1_and_2.py grad_handling_hook) takes 29 us and what step does for it 15; the host "
+        "gradient's hook below stage 3 (stage_1_and_2.py grad_handling_hook) takes 29 us and what step does for it 15; in stage 3 "
+        "a backward's end waits for its reductions (independent_gradient_partition_epilogue), step takes each gradient's norm by "
+        "itself, in fp64, and its .item() (get_grad_norm_direct), and gathers at its end each weight that stays whole by itself "
+        "and synchronises (_post_step, _allgather_params_coalesced): 36 and 77 us of Python each (deepspeed 0.19, 8 ranks that are "
+        "not there, one server core), 13 us to read a value (validation/measured/h100-2026-11/host.jsonl); the host "
         "waits with more than two fetches in flight; partitioned_param_coordinator.py __params_to_release: a module's weights stay "
         "if they come again within stage3_max_reuse_distance (1e9 weights by default); stage_1_and_2.py: gradients are freed as "
         "they are reduced, and step makes fp32 ones of the rank's part, as stage3.py does of its grad_partitions_flat_buffer; "
@@ -66,7 +70,8 @@ DEEPSPEED: Final = (
         "stage_1_and_2.py average_tensor: a bucket is all-reduced, each rank takes its part (use_multi_rank_bucket_allreduce, "
         "on by default)",
     ),
-    Row((2024, 1), {"gradient_buffers": (1, 2, 3)}, "DeepSpeed PR 4887: contiguous_gradients holds for stage 1 too"),
+    Row((2024, 1), {"gradient_buffers": (1, 2, 3), "sharded_step_cpu_s": (36e-6, 77e-6)},
+        "DeepSpeed PR 4887: contiguous_gradients holds for stage 1 too; PR 4436: norms are added up without .item()"),
     Row((2025, 2), {"columns_apart": LINEARS_APART[:3], "tp_backward_overlap": False},
         "DeepSpeed 0.16.4 trains with AutoTP: module_inject/layers.py LinearLayer of q_proj, k_proj, v_proj, gate_proj and up_proj "
         "each all-reduces its input's gradient (ColumnParallel), at once unless tp_overlap_comm is asked for"),
@@ -91,6 +96,7 @@ TRANSFORMERS: Final = (
     Row(
         (2020, 8),
         {"gradients_persist": True, "attention": (("", "unfused"),), "optimizer_kernel": "loop",
+         "optimizer_tensor_cpu_s": 115e-6,
          "zero_stage_default": 0, "autocast": True, "sharded_weights_fp32": True, "logits_fp32_copies": 2.5,
          "recompute_default": "none", "logits_fp32_copies_fused": 1.5,
          "fsdp_defers_reduction": True, "drains_before_update": True, "offload_blocks_compute": False,
@@ -123,8 +129,10 @@ TRANSFORMERS: Final = (
     ),
     Row(
         (2023, 8),
-        {"optimizer_kernel": "foreach"},
-        "transformers PR 25109: adamw_torch by default in place of transformers' own AdamW, which loops over the weights",
+        {"optimizer_kernel": "foreach", "optimizer_tensor_cpu_s": 17e-6},
+        "transformers PR 25109: adamw_torch by default in place of transformers' own AdamW, which loops over the weights: 109 us a "
+        "tensor, where torch's lists take 10.6, its fused kernel 3.1 and clipping 6.1 (validation/measured/h100-2026-11/"
+        "host.jsonl, 300 tiny tensors)",
     ),
     Row((2023, 9), {"attention": (("", "fa2"),)}, "transformers with FlashAttention 2"),
     Row(
@@ -151,7 +159,7 @@ TRANSFORMERS: Final = (
     ),
     Row(
         (2025, 8),
-        {"optimizer_kernel": "fused", "optimizer_traffic_bytes": 34.0,
+        {"optimizer_kernel": "fused", "optimizer_traffic_bytes": 34.0, "optimizer_tensor_cpu_s": 9e-6,
          "attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn")), "sdpa": True,
          "rocm_attention": ""},
         "transformers training_args.py: adamw_torch_fused by default with torch 2.8 and later; modeling_utils.py: torch's SDPA "

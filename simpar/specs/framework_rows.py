@@ -292,15 +292,16 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
         "llm-foundry",
         (Row((2023, 3),
              {"fused_norm": False, "loss": "unfused", "logits_fp32_copies": 2.0, "optimizer_traffic_bytes": 92.0, "no_mtp": True,
-              "transformers_classes": True,
+              "optimizer_tensor_cpu_s": 17e-6, "transformers_classes": True,
               "fsdp_reduce_copy_bytes": 4.0, "offload_blocks_compute": True, "quantised_inputs": True,
               "linears_apart": LINEARS_APART},
              "FSDP1's gradients of views are joined to that of the flat parameter; plain torch modules under FSDP1: norm and "
              "rotary embedding as chains of elementary kernels (transformers and foundation-model-stack sources; no compile before "
              "fms-fsdp PR 45), torch's SDPA with FlashAttention 1 (torch 2.0); foreach AdamW counted from torch 2.2 "
-             "optim/adamw.py, 80 bytes per parameter and 12 for clipping; torch checkpoint_wrapper.py offload_wrapper, around the "
-             "model (AWS's FSDP example), is autograd/graph.py save_on_cpu: copies on the current stream of all that autograd "
-             "saves"),
+             "optim/adamw.py, 80 bytes per parameter and 12 for clipping, which take the host 10.6 us and 6.1 a "
+             "tensor (validation/measured/h100-2026-11/host.jsonl, 300 tiny ones); torch checkpoint_wrapper.py offload_wrapper, "
+             "around the model (AWS's FSDP example), is autograd/graph.py save_on_cpu: copies on the current stream of all that "
+             "autograd saves"),
          Row((2023, 9), {"attention": (("", "fa2"),)}, "transformers with FlashAttention 2 (2023-09), torch 2.2 SDPA (2024-01); "
              "checkpoints of torch 2.1 stop early here too (CheckpointImpl.NO_REENTRANT in fms-fsdp, Modalities, AWS's example) "
              "and this is not priced: its runs are too fast by as much already, and what slows them is not known"),
@@ -311,7 +312,7 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
         "torch-fsdp",
         (Row((2023, 9),
              {"fused_norm": True, "fused_activation": True, "fused_rope": True, "loss": "fused", "logits_fp32_copies": 0.0,
-              "optimizer_kernel": "loop", "linears_apart": ()},
+              "optimizer_kernel": "loop", "optimizer_tensor_cpu_s": 115e-6, "linears_apart": ()},
              "jzhang38/TinyLlama, a fork of lit-gpt: FlashAttention 2 with its RMSNorm, rotary and cross-entropy kernels and "
              "xformers' SwiGLU; pretrain/tinyllama.py: FSDP per block, AdamW with foreach=False"),),
     ),

@@ -48,6 +48,8 @@ class Host(Policy):
             value of it from the device. The host's part, which a slower host takes longer for, and the device's answer.
         optimizer_cpu_s: host time of one optimizer step outside its kernels (scaler, scheduler, logging).
         optimizer_tensor_cpu_s: host time of gradient norm and update for each parameter tensor.
+        sharded_step_cpu_s: of a step of fully sharded weights the host time, while the device waits for it, of the norm of each
+            gradient before the update and, beside a collective of its own, of each weight that stays whole after it.
         drains_before_update: the host reads the loss or the norm before it updates, so that it is no further than the device.
     """
 
@@ -75,6 +77,7 @@ class Host(Policy):
     token_read_s: tuple[float, float] = (0.0, 0.0)
     optimizer_cpu_s: float = 2e-3
     optimizer_tensor_cpu_s: float = 0.0
+    sharded_step_cpu_s: tuple[float, float] = (0.0, 0.0)
     drains_before_update: bool = False
 
 
