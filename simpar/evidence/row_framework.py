@@ -39,6 +39,8 @@ FRAMEWORK_PATTERNS: Final = (
     (r"meta internal", "llama3-internal"),
     (r"praxis|paxml|\bpax\b", "pax"),
     (r"maxtext|\bjax\b|\bxla\b", "maxtext"),
+    (r"\bverl\b.*\bfsdp2|\bfsdp2\b.*\bverl\b", "verl-fsdp2"),
+    (r"\bverl\b", "verl"),
     (r"colossal", "colossal-ai"),
     (r"deepspeed", "deepspeed"),
     (r"\btrl\b", "trl"),
@@ -73,7 +75,7 @@ NEAREST: Final = (
         "its layouts are Megatron's",
     ),
     (
-        r"\bverl\b|\bolmo\b|xtuner|llama-?(recipes|cookbook)|mistral-finetune|\bopen[-_]lm\b|sagemaker|instruct-?lab",
+        r"\bolmo\b|xtuner|llama-?(recipes|cookbook)|mistral-finetune|\bopen[-_]lm\b|sagemaker|instruct-?lab",
         "torch-fsdp",
         "it drives torch's own data parallelism",
     ),

@@ -27,7 +27,10 @@ _ASKS: Final[tuple[tuple[Ability, str, Callable[[Scenario], object]], ...]] = (
 """(Ability, field, its value where the scenario asks for it, else none)."""
 
 _LACKS: Final[dict[Lack, tuple[str, Callable[[Scenario], object], str, str]]] = {
+    "tensor_parallelism": ("plan.tp", lambda s: s.plan.tp if s.plan.tp > 1 else None, "splits no layer", "1, or another one"),
     "context_parallelism": ("plan.cp", lambda s: s.plan.cp if s.plan.cp > 1 else None, "splits no sequence", "1, or plan.tp"),
+    "expert_parallelism": ("plan.ep", lambda s: s.plan.ep if s.plan.ep > 1 else None, "splits no experts", "1, or another one"),
+    "pipelines": ("plan.pp", lambda s: s.plan.pp if s.plan.pp > 1 else None, "has no pipeline", "1, or another one"),
     "dropless_experts": (
         "training.routing.capacity_factor",
         lambda s: "none" if has_experts(s.model) and s.training.routing.capacity_factor is None else None,
