@@ -6,7 +6,7 @@ that reads it. Overlap says which ops run beside which: it never leaves work out
 
 from __future__ import annotations
 
-from simpar.graph.casts import QUANTIZE, SCALE_KERNELS, cast_inputs, casts
+from simpar.graph.casts import DELAYED, QUANTIZE, SCALE_KERNELS, cast_inputs, casts
 from simpar.graph.differentiate import needs_input_gradient, needs_weight_gradient
 from simpar.graph.kernel_types import Kernel
 from simpar.graph.kernels import product_of
@@ -134,10 +134,12 @@ class Lists(LocalLayer):
 
     def _cast(self, name: str, product: object, ops: OpList, *, again: bool = False) -> None:
         """Put the casts to fp8 that come before a product, where they are kernels of their own."""
-        if not self.options.casts or not isinstance(product, Gemm) or product.dtype != self.options.dtype:
+        experts = isinstance(product, GroupedGemm) and self.options.casts.startswith(DELAYED)
+        if not (experts or (self.options.casts and isinstance(product, Gemm) and product.dtype == self.options.dtype)):
             return
-        elements = {"input": float(product.m) * product.k, "weight": float(product.n) * product.k,
-                    "gradient": float(product.m) * product.n}  # fmt: skip
+        assert isinstance(product, Gemm | GroupedGemm)
+        rows, matrices = (product.tokens, product.groups) if isinstance(product, GroupedGemm) else (float(product.m), 1)
+        elements = {"input": rows * product.k, "weight": float(matrices) * product.n * product.k, "gradient": rows * product.n}
         suffix = "" if product.direction == "forward" else ".backward"
         for c in casts(self.options.casts, product.direction, again=again):
             ops.compute(f"{name}.cast{suffix}", MemoryWork(c.kernel, c.bytes * elements[c.tensor], 1, c.implementation))

@@ -26,6 +26,7 @@ XLA: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
              {**TORCH, "benchmarked": False, "compile": True,
               "abilities": (), "fused_activation": True, "fused_residual": True, "fused_rope": True,
               "zero_stage_default": 3, "parameter_bytes": 0.0, "static_routing": True, "dense_experts": ("nvidia",),
+              "separate_casts": "delayed", "fsdp_wide_experts": True,
               "fsdp_reduce_dtype": "bf16", "logits_fp32_copies_compiled": 0.5, "planned": True, "fragmentation": 1.0,
               "attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn")), **_PIPELINE},
              "MaxText on XLA (SPMD FSDP), fusions assumed equal to a compiled torch graph, that of the loss included, as part "
@@ -66,7 +67,7 @@ XLA: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
              "width where Megatron's sequence parallelism cuts the tokens, so that as many bytes move and stay; no axis for a "
              "sequence. praxis layers/transformers.py TransformerFeedForwardMoe: experts have a capacity, but with a gating meant "
              "for decoding. praxis layers/attentions.py: logits, softmax in fp32, product with the values"),
-         Row((2023, 10), {"te_scaling": "delayed"},
+         Row((2023, 10), {"te_scaling": "delayed", "separate_casts": False},
              "JAX-Toolbox rosetta/projects/pax README.md, changelog of 2023-10-26: TransformerEngine's layers by default, fp8 with "
              "its delayed scaling"),
          Row((2024, 4), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn"))},
