@@ -17,8 +17,8 @@ from simpar.step import prepare
 
 TOKENS, H, F, QKV = 4096, 4096, 14336, 6144
 """Llama 3.1 8B: hidden, feed-forward, packed queries, keys and values."""
-PRODUCTS = {"attention/qkv": (H, QKV), "attention/proj": (H, H), "mlp/fc1": (H, 2 * F), "mlp/fc2": (F, H)}
-"""Width that a product reads, and that it makes."""
+PRODUCTS = {"attention/qkv": (3, H, QKV), "attention/proj": (1, H, H), "mlp/fc1": (2, H, 2 * F), "mlp/fc2": (1, F, H)}
+"""Linears that a product is, the width that it reads, and that it makes."""
 EXPERTS, CHOSEN, WIDTH, CAPACITY = 8, 2, 14336, 2.0
 PLACES = CHOSEN * CAPACITY * TOKENS
 """Mixtral 8x7B: places of all experts for one sequence."""
@@ -58,13 +58,14 @@ def test_which_casts(dtype: str, architecture: str, gathered: bool, delayed: boo
 @pytest.mark.parametrize(("hardware", "turned"), [("dgx-b200", 0.0), ("dgx-h100", 2.0)])
 @pytest.mark.parametrize("zero", [0, 3])
 def test_bytes_of_a_dense_layer(hardware: str, turned: float, zero: int) -> None:
-    """Each tensor once, 3 bytes an element; Hopper turns each 8-bit copy, 2 more. Weights that are gathered come in 8 bits."""
+    """Each tensor once for each linear that reads it, 3 bytes an element; Hopper turns 8-bit copies, 2 more. Weights that are
+    gathered come in 8 bits."""
     block = layout_of(scenario(hardware=hardware, plan={"zero_stage": zero})).stage_blocks[0][1]
     forward, backward = cast_bytes(block.forward), cast_bytes(block.backward)
-    for name, (read, made) in PRODUCTS.items():
-        weights = read * made
-        assert forward[f"{name}.cast"] == pytest.approx(3.0 * TOKENS * read + (3.0 * weights if zero == 0 else 0.0))
-        assert backward[f"{name}.cast"] == pytest.approx((3.0 + turned) * TOKENS * made + turned * (TOKENS * read + weights))
+    for name, (linears, read, made) in PRODUCTS.items():
+        weights, inputs = read * made, linears * TOKENS * read
+        assert forward[f"{name}.cast"] == pytest.approx(3.0 * inputs + (3.0 * weights if zero == 0 else 0.0))
+        assert backward[f"{name}.cast"] == pytest.approx((3.0 + turned) * TOKENS * made + turned * (inputs + weights))
 
 
 def test_experts_and_masks_are_products_like_others() -> None:
@@ -73,7 +74,7 @@ def test_experts_and_masks_are_products_like_others() -> None:
     block = layout.stage_blocks[0][1]
     forward, backward = cast_bytes(block.forward), cast_bytes(block.backward)
     rows, weights = PLACES, H * 2 * WIDTH  # this rank's expert has its places in the sequences of eight ranks
-    assert forward["moe/fc1.cast"] == pytest.approx(3.0 * (rows * H + weights))
+    assert forward["moe/fc1.cast"] == pytest.approx(3.0 * (2 * rows * H + weights))
     assert backward["moe/fc1.cast"] == pytest.approx(3.0 * rows * 2 * WIDTH)
     masks = {name: moved for name, moved in forward.items() if "one_hot" in name}
     assert sorted(masks.values()) == pytest.approx([3.0 * (PLACES * TOKENS + TOKENS * H), 3.0 * (PLACES * TOKENS + PLACES * H)])
