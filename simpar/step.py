@@ -83,7 +83,7 @@ def _required(
 ) -> tuple[list[Violation], str, int | None, dict[str, object]]:
     """(broken rules, name, chunks, options) of the scenario's schedule, one of the table, with so many micro-batches."""
     plan = scenario.plan
-    name = framework(scenario.framework, scenario.framework_version).pipeline.named(plan.schedule, plan.virtual_stages)
+    name = framework(scenario.framework, scenario.framework_version).pipeline.named(plan.schedule, plan.pp, plan.virtual_stages)
     family = SCHEDULES[name]
     options: dict[str, object] = dict(times) if family.wants_times else {}
     if plan.microbatch_group_size:

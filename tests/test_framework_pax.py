@@ -103,6 +103,14 @@ def test_a_loop_that_is_differentiated_runs_all_forwards_first(name: str, chunks
         framework=name, zero_stage=0, tp=4, pp=4, virtual_stages=chunks, schedule=schedule)).step_time_s  # fmt: skip
 
 
+@pytest.mark.parametrize("name", XLA)
+def test_without_a_pipeline_a_backward_follows_its_forward(name: str) -> None:
+    """Accumulation holds what one micro-batch keeps, however many there are."""
+    few, many = (simpar.simulate(scenario(framework=name, global_batch_size=16 * count)).memory[0] for count in (2, 8))
+    assert many["activations"] == few["activations"]
+    assert prepare(scenario(framework=name)).schedule.name == "1f1b"
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [({"pp": 4, "schedule": "1f1b"}, r"plan.schedule = '1f1b': pax has no such schedule; gpipe or interleaved_bfs"),
@@ -134,6 +142,7 @@ def test_a_search_keeps_to_what_pax_runs(asked: str) -> None:
     }  # fmt: skip
     space = make_space(table)
     groups = [group for group in space.groups if group.pp == 2]
+    assert {pipeline.schedule for pipeline in space.pipelines(1, 8)} == {"1f1b"}
     assert {group.cp for group in space.groups} == {1}
     assert {state.zero_stage for group in space.groups for state in space.states(group)} == {0, 3}
     found = {(pipeline.schedule, pipeline.virtual_stages) for group in groups for pipeline in space.pipelines(2, 8)}

@@ -28,7 +28,7 @@ def combination(name: str, plan: Mapping[str, Any], training: Mapping[str, Any])
     Args:
         plan, training: as in a scenario, with defaults filled in; an unknown value equals no other.
     """
-    schedule = framework(name).pipeline.named(plan["schedule"], 1 if plan["virtual_stages"] == 1 else 2)
+    schedule = framework(name).pipeline.named(plan["schedule"], 2, 1 if plan["virtual_stages"] == 1 else 2)
     used = tuple(_more_than_one(plan[name]) for name in ("tp", "cp", "pp", "ep"))
     again = plan["recompute"] if isinstance(plan["recompute"], str) else str(dict(plan["recompute"]).get("granularity", "?"))
     offload, precision = dict(plan["offload"]), training.get("precision", "bf16")

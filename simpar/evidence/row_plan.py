@@ -160,7 +160,7 @@ def _schedule(row: Row, plan: dict[str, Any], framework: FrameworkSpec) -> dict[
     name = first_match(SCHEDULE_PATTERNS, row.get("pp_schedule"))
     if name is None:
         chunks = plan["virtual_stages"]
-        name = framework.pipeline.named("auto", chunks) if chunks > 1 else framework.pipeline.schedule
+        name = framework.pipeline.named("auto", plan["pp"], chunks) if chunks > 1 else framework.pipeline.schedule
     if name == "1f1b" and plan["virtual_stages"] > 1:
         name = "interleaved"
     if name == "interleaved" and plan["virtual_stages"] == 1:

@@ -28,7 +28,7 @@ DESCRIPTIVE: Final = frozenset({"name", "source", "published_parameters", "publi
 def schedule_name(scenario: Scenario) -> str:
     """The schedule in force, by its first name in the table."""
     plan = scenario.plan
-    asked = framework(scenario.framework, scenario.framework_version).pipeline.named(plan.schedule, plan.virtual_stages)
+    asked = framework(scenario.framework, scenario.framework_version).pipeline.named(plan.schedule, plan.pp, plan.virtual_stages)
     if asked not in SCHEDULES:
         return asked
     family = SCHEDULES[asked]

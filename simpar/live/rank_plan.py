@@ -140,7 +140,7 @@ def _violations(scenario: Scenario) -> list[Violation]:
 
 def _schedule_name(scenario: Scenario) -> str:
     own = framework(scenario.framework, scenario.framework_version).pipeline
-    return own.named(scenario.plan.schedule, scenario.plan.virtual_stages)
+    return own.named(scenario.plan.schedule, scenario.plan.pp, scenario.plan.virtual_stages)
 
 
 def rank_plan(scenario: Scenario, rank: int, layers: int | None = None, microbatches: int | None = None) -> RankPlan:

@@ -155,7 +155,7 @@ def _usual_schedules(table: dict[str, Any]) -> tuple[str, str]:
     """What "auto" means without and with virtual stages; a framework that does not exist is left to the checks."""
     name = str(table.get("framework") or "")
     own = framework(name, table.get("framework_version")).pipeline if canonical_name(name) in FRAMEWORKS else Engine()
-    return own.named("auto", 1), own.named("auto", 2)
+    return own.named("auto", 2, 1), own.named("auto", 2, 2)
 
 
 def make_template(table: dict[str, Any], file: str = "") -> Scenario:
@@ -194,7 +194,7 @@ def choice_of(scenario: Scenario) -> Choice:
             raise InputError([Violation(f"plan.recompute.{field}", count, f"{what} no value of the space", right)])
     mesh = Mesh.of(plan, scenario.world_size)
     own = framework(scenario.framework, scenario.framework_version).pipeline
-    schedule = own.named(plan.schedule, plan.virtual_stages)
+    schedule = own.named(plan.schedule, plan.pp, plan.virtual_stages)
     chunks = 2 if schedule in axes.V_SHAPED else plan.virtual_stages
     recompute = recompute_text(plan.recompute)
     return Choice(

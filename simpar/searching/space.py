@@ -243,7 +243,8 @@ class Space:
         chunks = self.values("virtual_stages", range(1, axes.LARGEST["virtual_stages"] + 1))  # type: ignore[arg-type]
         if pp == 1:
             if any(n in ("1f1b", "gpipe") for n in names) and 1 in chunks and self.layers >= 1:
-                name = "1f1b" if "1f1b" in names else "gpipe"
+                own = self._semantics.pipeline.schedules  # of pipelines alone
+                name = "1f1b" if "1f1b" in names or own else "gpipe"
                 yield from (Pipeline(1, name, s, None) for s in self._splits(1))
             return
         # What the framework does; only where its limits name it that has a value.

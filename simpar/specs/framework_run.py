@@ -121,11 +121,13 @@ class Pipeline(Policy):
     overlap_keeps_backward: bool = False
     receive_buffers_per_microbatch: bool = False
 
-    def named(self, schedule: str, virtual_stages: int) -> str:
-        """The schedule that a plan asks for; where it leaves it open ("auto"), the engine's own for so many stages on a rank."""
+    def named(self, schedule: str, pp: int, virtual_stages: int) -> str:
+        """The schedule that a plan asks for; where it leaves it open ("auto"), the engine's own for so many stages on a rank, on a
+        single rank that of accumulation: each backward after its forward."""
         if schedule != "auto":
             return schedule
-        return (self.schedules or ("1f1b", "interleaved"))[virtual_stages > 1]
+        usual = ("1f1b", "interleaved")
+        return ((self.schedules or usual) if pp > 1 else usual)[virtual_stages > 1]
 
 
 @dataclass(frozen=True, slots=True)
