@@ -38,6 +38,7 @@ from simpar.result.shorter_steps import ShorterSteps
 from simpar.schedules import SCHEDULES, Schedule, build_schedule
 from simpar.schedules.csv import read_csv
 from simpar.specs.calibration import KNOWN
+from simpar.specs.framework import framework
 from simpar.specs.hardware import HardwareProfile, load_hardware
 from simpar.specs.scenario import Scenario
 from simpar.specs.size import check_ops, limits, passes_of
@@ -82,9 +83,7 @@ def _required(
 ) -> tuple[list[Violation], str, int | None, dict[str, object]]:
     """(broken rules, name, chunks, options) of the scenario's schedule, one of the table, with so many micro-batches."""
     plan = scenario.plan
-    name = plan.schedule
-    if name == "auto":
-        name = "1f1b" if plan.virtual_stages == 1 else "interleaved"
+    name = framework(scenario.framework, scenario.framework_version).pipeline.named(plan.schedule, plan.pp, plan.virtual_stages)
     family = SCHEDULES[name]
     options: dict[str, object] = dict(times) if family.wants_times else {}
     if plan.microbatch_group_size:

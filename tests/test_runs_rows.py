@@ -663,7 +663,7 @@ def test_frameworks_of_fine_tuning_have_rows_of_their_own(stated: str, name: str
         ("MegaScale", "megatron-core"), ("veScale", "megatron-core"), ("nnScaler", "megatron-core"),
         ("Primus", "megatron-core"), ("Primus (TorchTitan)", "torchtitan"), ("Megatron-DeepSpeed", "megatron-deepspeed"),
         ("axolotl", "transformers"), ("unsloth", "transformers"), ("LLaMA-Factory", "transformers"), ("PEFT", "transformers"),
-        ("verl", "torch-fsdp"), ("OpenRLHF", "deepspeed"), ("torch DDP", "plain"),
+        ("verl", "verl"), ("OpenRLHF", "deepspeed"), ("torch DDP", "plain"),
         ("EleutherAI NeoX", "megatron-deepspeed"), ("LLaMA Factory", "transformers"), ("LMFlow", "deepspeed"),
         ("ms-swift 3.1", "swift"), ("Oumi", "transformers"), ("QLoRA (bitsandbytes)", "transformers"),
         ("llama-recipes", "torch-fsdp"), ("mistral-finetune", "torch-fsdp"), ("open_lm", "torch-fsdp"),
@@ -673,7 +673,7 @@ def test_frameworks_of_fine_tuning_have_rows_of_their_own(stated: str, name: str
 def test_other_frameworks_take_the_nearest_and_say_so(stated: str, name: str) -> None:
     found, notes = framework_of({"framework": stated})
     assert found == name
-    known = stated.lower() in ("maxtext", "colossal-ai", "megatron-deepspeed", "ms-swift 3.1")
+    known = stated.lower() in ("maxtext", "verl", "colossal-ai", "megatron-deepspeed", "ms-swift 3.1")
     assert known == (notes == [])
 
 

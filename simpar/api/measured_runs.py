@@ -12,7 +12,7 @@ from simpar.errors import SimparError
 from simpar.searching.choice import recompute_text
 from simpar.searching.designs import family, recompute_kind
 from simpar.specs.base import stored_runs
-from simpar.specs.framework import family_of
+from simpar.specs.framework import family_of, framework
 from simpar.specs.hardware import load_hardware
 from simpar.specs.plan import PlanSpec
 from simpar.specs.scenario import Scenario
@@ -21,21 +21,19 @@ from simpar.specs.stage_plan import is_mixed
 Combination = tuple[object, ...]
 
 
-def combination(framework: str, plan: Mapping[str, Any], training: Mapping[str, Any]) -> Combination:
+def combination(name: str, plan: Mapping[str, Any], training: Mapping[str, Any]) -> Combination:
     """What of a run decides, with the GPU's architecture, which mechanisms meet in it: framework, dimensions in use, schedule,
     what is kept.
 
     Args:
         plan, training: as in a scenario, with defaults filled in; an unknown value equals no other.
     """
-    schedule = plan["schedule"]
-    if schedule == "auto":
-        schedule = "1f1b" if plan["virtual_stages"] == 1 else "interleaved"
+    schedule = framework(name).pipeline.named(plan["schedule"], 2, 1 if plan["virtual_stages"] == 1 else 2)
     used = tuple(_more_than_one(plan[name]) for name in ("tp", "cp", "pp", "ep"))
     again = plan["recompute"] if isinstance(plan["recompute"], str) else str(dict(plan["recompute"]).get("granularity", "?"))
     offload, precision = dict(plan["offload"]), training.get("precision", "bf16")
     return (
-        family_of(framework), *used, family(str(schedule)) if used[2] else "", recompute_kind(again),
+        family_of(name), *used, family(str(schedule)) if used[2] else "", recompute_kind(again),
         plan["zero_stage"] == 3, _more_than_one(1 + offload.get("activations", 0.0)), bool(offload.get("optimizer")),
         precision if isinstance(precision, str) else "?", training.get("trainable", "all"),
     )  # fmt: skip

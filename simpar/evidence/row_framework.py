@@ -37,7 +37,10 @@ FRAMEWORK_PATTERNS: Final = (
     (r"megatron|\bmcore\b|megascale|primus|vescale|flagscale|nnscaler", "megatron-core"),
     (r"\bfast-?llm\b", "fast-llm"),
     (r"meta internal", "llama3-internal"),
-    (r"maxtext|\bjax\b|praxis|paxml|\bxla\b", "maxtext"),
+    (r"praxis|paxml|\bpax\b", "pax"),
+    (r"maxtext|\bjax\b|\bxla\b", "maxtext"),
+    (r"\bverl\b.*\bfsdp2|\bfsdp2\b.*\bverl\b", "verl-fsdp2"),
+    (r"\bverl\b", "verl"),
     (r"colossal", "colossal-ai"),
     (r"deepspeed", "deepspeed"),
     (r"\btrl\b", "trl"),
@@ -57,7 +60,7 @@ NEAREST: Final = (
     (r"megablocks", "megatron-core", "Megatron-LM trains with it"),
     (r"pith-?train", "torchtitan", "it drives torch's FSDP2 and compiler"),
     (
-        r"\balpa\b|levanter|easylm|t5x|gspmd|jaxformer|flax|mesh[- ]?(tf|tensorflow)|tensorflow|\bpax\b|\bkeras\b",
+        r"\balpa\b|levanter|easylm|t5x|gspmd|jaxformer|flax|mesh[- ]?(tf|tensorflow)|tensorflow|\bkeras\b",
         "maxtext",
         "XLA partitions the program",
     ),
@@ -72,7 +75,7 @@ NEAREST: Final = (
         "its layouts are Megatron's",
     ),
     (
-        r"\bverl\b|\bolmo\b|xtuner|llama-?(recipes|cookbook)|mistral-finetune|\bopen[-_]lm\b|sagemaker|instruct-?lab",
+        r"\bolmo\b|xtuner|llama-?(recipes|cookbook)|mistral-finetune|\bopen[-_]lm\b|sagemaker|instruct-?lab",
         "torch-fsdp",
         "it drives torch's own data parallelism",
     ),
@@ -93,7 +96,7 @@ _TORCH_ALONE: Final = re.compile(
 """A framework that is torch and nothing on top of it, whatever its source is called."""
 
 _STAND_INS: Final = re.compile(
-    r"neox\b|lit[- ]?llama|megascale|primus|vescale|flagscale|nnscaler|praxis|paxml|fairscale|metaseq|lightning|"
+    r"neox\b|lit[- ]?llama|megascale|primus|vescale|flagscale|nnscaler|fairscale|metaseq|lightning|"
     r"transformers|axolotl|llama[- ]?factory",
     re.IGNORECASE,
 )

@@ -22,10 +22,15 @@ RECOMPUTE_MODULES: Final = (
     (r"save_dot\w*_except_mlp", "mlp"),
     (r"save_dot\w*_except_mlp", "layernorm"),
     (r"save_dot_except_mlp", "core_attn"),
+    (r"save_dot_(?:only|with_no_batch|for_mlperf|except_logits)|save_(?:quantized|qkv_out_proj)", "layernorm"),
+    (r"save_dot_with_no_batch|save_qkv_out_proj", "core_attn"),
+    (r"save_dot_(?:for_mlperf|except_logits_ffn1)|save_(?:quantized|qkv_out_proj)", "mlp"),
 )
-"""Pattern in recompute_detail -> a module that is recomputed; several may match. The last are MaxText's policies, which keep the
-products around attention, with its own output or without; minimal_flash keeps all products and attention's output, and norms run
-again (layers/decoders.py, get_remat_policy)."""
+"""Pattern in recompute_detail -> a module that is recomputed; several may match. save_dot...except_mlp and minimal_flash are
+MaxText's: the products around attention are kept, with its own output or without; minimal_flash keeps all products and attention's
+output, and norms run again (layers/decoders.py, get_remat_policy). The last three are praxis's (layers/checkpoint_policy.py,
+custom_policy): all products are kept, those with weights, or those around attention, with its output or without, and of
+except_logits_ffn1 the feed-forward's second too."""
 
 _BLOCK: Final = re.compile(r"\bblock\b\D{0,20}(\d+)", re.IGNORECASE)
 """Full recomputation of so many layers of each virtual stage and no others: Megatron-LM's --recompute-method block."""

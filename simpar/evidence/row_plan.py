@@ -159,13 +159,14 @@ def _schedule(row: Row, plan: dict[str, Any], framework: FrameworkSpec) -> dict[
         return {}
     name = first_match(SCHEDULE_PATTERNS, row.get("pp_schedule"))
     if name is None:
-        name = "interleaved" if plan["virtual_stages"] > 1 else framework.pipeline.schedule
+        chunks = plan["virtual_stages"]
+        name = framework.pipeline.named("auto", plan["pp"], chunks) if chunks > 1 else framework.pipeline.schedule
     if name == "1f1b" and plan["virtual_stages"] > 1:
         name = "interleaved"
     if name == "interleaved" and plan["virtual_stages"] == 1:
         name = "1f1b"
-    chunks = _CHUNKS.get(name)
-    return {"schedule": name, "virtual_stages": chunks} if chunks else {"schedule": name}
+    fixed = _CHUNKS.get(name)
+    return {"schedule": name, "virtual_stages": fixed} if fixed else {"schedule": name}
 
 
 _STAY_GATHERED: Final = r"not reshard|shard_grad_op|reshard_after_forward\W+(never|false|off|no)\b"

@@ -15,6 +15,12 @@ Bytes per element, kernel by kernel, as torchao counts them (torchao/testing/tra
 
 Weights that fully sharded ranks gather in fp8 are cast as shards; only the transposed copy is left to make.
 
+Where the scale is that of earlier steps (flax under XLA: flax/linen/fp8_ops.py, in_qdq of input and weight, out_qdq of the
+gradient), one kernel casts a tensor (read 2, write 1) and finds its maximum for the next step, as XLA fuses what reads the same
+tensor (openxla/xla service/gpu/transforms/multi_output_fusion.h). The copy of 8 bits is transposed (read 1, write 1) for tensor
+cores that multiply one layout only, on Blackwell never (gemm_rewriter.cc, TransposeMatrix). Experts' products, and those with
+one-hot masks, are einsums like any other there (MaxText layers/moe.py get_einsum).
+
 **TransformerEngine** makes one kernel per input and per gradient: a linear layer casts its input, and in the backward the gradient
 of its output, each in the layouts that its products need (pytorch/module/linear.py and grouped_linear.py, quantizers with rowwise
 and columnwise usage). Only the norm of a LayerNormLinear writes the narrow format itself. Copies of weights last for the step.
@@ -42,6 +48,8 @@ from simpar.graph.types import Attention, Einsum, Elementwise, Layer, Node, Norm
 
 GATHERED: Final = "fp8_gathered"
 """Recipe of scales per tensor with weights that arrive in fp8."""
+DELAYED: Final = "fp8_delayed"
+"""Beginning of the recipes with scales of earlier steps."""
 QUANTIZE: Final = "quantize"
 """Class of the memory-bound price of TransformerEngine's casts."""
 SCALE_KERNELS: Final = 3
@@ -94,6 +102,18 @@ _PER_BLOCK: Final[Recipe] = {
     "dgrad": (Cast("gradient", "cast", _BLOCK), Cast("weight", "cast_column", _BLOCK)),
     "wgrad": (Cast("gradient", "cast_column", _BLOCK), Cast("input", "cast_column", _BLOCK)),
 }
+
+
+def _delayed(*, gathered: bool, turned: bool) -> Recipe:
+    """Casts with the scale of earlier steps; `turned`: into both layouts."""
+    weight = () if gathered else (Cast("weight", "cast", 3.0, "framework"),)
+    forward, gradient = (Cast("input", "cast", 3.0, "framework"), *weight), Cast("gradient", "cast", 3.0, "framework")
+    if not turned:
+        return {"forward": forward, "dgrad": (gradient,), "wgrad": ()}
+    first, second, third = (Cast(t, "cast_transpose", 2.0, "framework") for t in ("weight", "input", "gradient"))
+    return {"forward": forward, "dgrad": (gradient, first), "wgrad": (second, third)}
+
+
 RECIPES: Final[dict[str, Recipe]] = {
     "fp8": _PER_TENSOR,
     GATHERED: {
@@ -112,8 +132,26 @@ RECIPES: Final[dict[str, Recipe]] = {
         "forward": (*_both_in_fp4("input"), *_both_in_fp4("weight")),
         "dgrad": _both_in_fp4("gradient"),
     },
+    DELAYED: _delayed(gathered=False, turned=False),
+    f"{DELAYED}_turned": _delayed(gathered=False, turned=True),
+    f"{DELAYED}_gathered": _delayed(gathered=True, turned=False),
+    f"{DELAYED}_gathered_turned": _delayed(gathered=True, turned=True),
 }
 """Recipe -> casts before each product of a linear layer, in order."""
+
+
+def recipe_of(dtype: str, architecture: str, *, gathered: bool, delayed: bool) -> str:
+    """The recipe of products in `dtype` on a GPU of `architecture`.
+
+    Args:
+        gathered: weights arrive in fp8.
+        delayed: a tensor's one scale is that of earlier steps.
+    """
+    if dtype != "fp8":
+        return dtype
+    if not delayed:
+        return GATHERED if gathered else dtype
+    return DELAYED + "_gathered" * gathered + "_turned" * (architecture != "blackwell")
 
 
 def casts(recipe: str, direction: str, *, again: bool = False) -> tuple[Cast, ...]:

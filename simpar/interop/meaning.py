@@ -28,11 +28,10 @@ DESCRIPTIVE: Final = frozenset({"name", "source", "published_parameters", "publi
 def schedule_name(scenario: Scenario) -> str:
     """The schedule in force, by its first name in the table."""
     plan = scenario.plan
-    if plan.schedule == "auto":
-        return "1f1b" if plan.virtual_stages == 1 else "interleaved"
-    if plan.schedule not in SCHEDULES:
-        return plan.schedule
-    family = SCHEDULES[plan.schedule]
+    asked = framework(scenario.framework, scenario.framework_version).pipeline.named(plan.schedule, plan.pp, plan.virtual_stages)
+    if asked not in SCHEDULES:
+        return asked
+    family = SCHEDULES[asked]
     return next(name for name, other in SCHEDULES.items() if other is family)
 
 

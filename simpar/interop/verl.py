@@ -64,7 +64,7 @@ def _reading(table: dict[str, Any], file: str) -> Reading:
     reading.table["training"] = {
         "sequence_length": sum(lengths), "global_batch_size": prompts * samples,
         "micro_batch_size": whole(micro, "micro batch", file),
-        "precision": "bf16", "optimizer": "adamw", "compile": bool(nested(table, f"{_ACTOR}.use_torch_compile", True)),
+        "precision": "bf16", "optimizer": "adamw",
     }  # fmt: skip
     if rank := nested(table, "actor_rollout_ref.model.lora_rank", 0):
         reading.table["training"] |= {"trainable": "lora", "lora_rank": rank, "lora_modules": "all"}
@@ -93,9 +93,9 @@ def _fsdp(table: dict[str, Any], file: str, strategy: str) -> dict[str, Any]:
         plan |= {"cp": sequence, "cp_style": "ulysses"}
     if (size := config.get("fsdp_size", -1)) and size > 0:
         plan["shard_size"] = size
-    if strategy == "fsdp2" and config.get("offload_policy"):  # fsdp_workers.py: CPUOffloadPolicy of the actor
+    if strategy == "fsdp2" and config.get("offload_policy"):
         plan["offload"] = {"optimizer": True, "parameters": True}
-    return {"framework": "torch-fsdp", "plan": plan}
+    return {"framework": "verl-fsdp2" if strategy == "fsdp2" else "verl", "plan": plan}
 
 
 def _megatron(table: dict[str, Any], file: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from simpar.errors import InputError, Violation
 from simpar.parallel.layout import Layout
+from simpar.specs.framework import framework
 from simpar.specs.model import TransformerSpec
 from simpar.specs.plan import RecomputeSpec
 from simpar.specs.scenario import Scenario, make_scenario
@@ -138,9 +139,8 @@ def _violations(scenario: Scenario) -> list[Violation]:
 
 
 def _schedule_name(scenario: Scenario) -> str:
-    if scenario.plan.schedule == "auto":
-        return "1f1b" if scenario.plan.virtual_stages == 1 else "interleaved"
-    return scenario.plan.schedule
+    own = framework(scenario.framework, scenario.framework_version).pipeline
+    return own.named(scenario.plan.schedule, scenario.plan.pp, scenario.plan.virtual_stages)
 
 
 def rank_plan(scenario: Scenario, rank: int, layers: int | None = None, microbatches: int | None = None) -> RankPlan:

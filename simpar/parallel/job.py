@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from simpar.graph.casts import GATHERED, engine_casts
+from simpar.graph.casts import engine_casts, recipe_of
 from simpar.graph.kernel_types import KernelPlan
 from simpar.graph.rematerialise import Recompute
 from simpar.parallel.adapters import pairs_of_run
@@ -256,8 +256,7 @@ class Job:
 
     @property
     def _accumulation_bytes(self) -> float:
-        """HBM bytes per weight and micro-batch where kernels add gradients up: one of 16 bits and the sum read, the sum written; a
-        cast before that reads and writes too."""
+        """HBM bytes a weight and micro-batch of kernels that add gradients up: 16 bits, the sum twice; a cast before it."""
         optimizer = self.framework.optimizer
         if self.defers_reduction:
             return 2.0 + 2.0 * self.state_bytes.reduce
@@ -270,16 +269,16 @@ class Job:
     @cached_property
     def casts(self) -> str:
         """Recipe of the casts to fp8 that are kernels of their own; "" = none."""
-        separate = self.framework.kernels.separate_casts or self.training.precision == "fp8-rowwise"  # torchao's anywhere
-        if not self.training.narrow_in("linears") or not separate:
+        own = self.framework.kernels.separate_casts or self.training.precision == "fp8-rowwise"  # torchao's anywhere
+        if not (own and self.training.narrow_in("linears")):
             return ""
-        return GATHERED if self.training.gathers_fp8 and self.plan.zero_stage == 3 else self._dtype("linears")
+        dtype, gathered = self._dtype("linears"), self._gather_bytes == 1.0
+        return recipe_of(dtype, self.hardware.gpu.architecture, gathered=gathered, delayed=own == "delayed")
 
     def _dtype(self, part: Part) -> str:
         """Of the kernels of a part's matmuls."""
-        precision = self.training.precision
-        wide = precision in BELOW_16_BITS and not self.training.narrow_in(part)
-        return "bf16" if wide else _KERNEL_DTYPE.get(precision, precision)
+        precision, narrow = self.training.precision, self.training.narrow_in(part)
+        return "bf16" if precision in BELOW_16_BITS and not narrow else _KERNEL_DTYPE.get(precision, precision)
 
     def wide(self, options: SplitOptions) -> SplitOptions:
         """`options` of a layer that stays in 16 bits among narrow ones."""
@@ -357,7 +356,8 @@ class Job:
         # torchao gathers one scale per tensor in 8 bits, scales per row and MX in 16 (enable_fsdp_float8_all_gather; nvfp4.md).
         wide = {"fp8-rowwise", "mxfp8", "nvfp4"} if self.framework.kernels.separate_casts else {"fp8-rowwise"}
         narrow = self.training.narrow_in("linears") and self.training.precision not in wide and self.training.fp8_gather
-        return 1.0 if narrow and self.plan.zero_stage == 3 else 2.0
+        wide_experts = self.framework.data.fsdp_wide_experts and self.plan.ep > 1
+        return 1.0 if narrow and self.plan.zero_stage == 3 and not wide_experts else 2.0
 
     @cached_property
     def pure_bf16(self) -> bool:

@@ -6,7 +6,7 @@ that reads it. Overlap says which ops run beside which: it never leaves work out
 
 from __future__ import annotations
 
-from simpar.graph.casts import QUANTIZE, SCALE_KERNELS, cast_inputs, casts
+from simpar.graph.casts import DELAYED, QUANTIZE, SCALE_KERNELS, cast_inputs, casts
 from simpar.graph.differentiate import needs_input_gradient, needs_weight_gradient
 from simpar.graph.kernel_types import Kernel
 from simpar.graph.kernels import product_of
@@ -18,7 +18,7 @@ from simpar.parallel.local_layer import LocalLayer, Product
 from simpar.parallel.one_hot import add_one_hot
 from simpar.parallel.plain_modules import head_copies, input_gradient_sums
 from simpar.parallel.split_options import SplitOptions
-from simpar.parallel.work import Collective, ExpertExchange, Gemm, GroupedGemm, MemoryWork, OpList
+from simpar.parallel.work import Collective, ExpertExchange, Gemm, GroupedGemm, MemoryWork, OpList, operands
 
 
 class Lists(LocalLayer):
@@ -74,7 +74,7 @@ class Lists(LocalLayer):
         elif product := product_of(kernel):
             self._engine_cast(product, ops, backward=False)
             work = self._in_pieces(product, self.product(product, "forward"))
-            self._cast(node.name, work, ops, again=again)
+            self._cast(product, work, ops, again=again)
             self._pad(node, work, ops)
             self._dequantise(product, ops)
             self._autocast(product, ops)
@@ -129,18 +129,22 @@ class Lists(LocalLayer):
             assert isinstance(kernel.node, Einsum)
             whole = self.product(kernel.node, "forward")
             part = whole._replace(n=max(round(whole.n * share), 1))
-            self._cast(name, part, ops, again=True)
+            self._cast(kernel.node, part, ops, again=True)
             ops.compute(name, part, self.launches(kernel))
 
-    def _cast(self, name: str, product: object, ops: OpList, *, again: bool = False) -> None:
+    def _cast(self, node: Product, product: object, ops: OpList, *, again: bool = False) -> None:
         """Put the casts to fp8 that come before a product, where they are kernels of their own."""
-        if not self.options.casts or not isinstance(product, Gemm) or product.dtype != self.options.dtype:
+        delayed = self.options.casts.startswith(DELAYED)
+        if not (self.options.casts and isinstance(product, Gemm | GroupedGemm)):
             return
-        elements = {"input": float(product.m) * product.k, "weight": float(product.n) * product.k,
-                    "gradient": float(product.m) * product.n}  # fmt: skip
+        if product.dtype != self.options.dtype if isinstance(product, Gemm) else not delayed:
+            return
+        elements = operands(product)
+        # Linears side by side have a scale each, and so a copy of what they read.
+        elements["input"] *= node.linears if delayed and isinstance(node, Einsum) else 1
         suffix = "" if product.direction == "forward" else ".backward"
         for c in casts(self.options.casts, product.direction, again=again):
-            ops.compute(f"{name}.cast{suffix}", MemoryWork(c.kernel, c.bytes * elements[c.tensor], 1, c.implementation))
+            ops.compute(f"{node.name}.cast{suffix}", MemoryWork(c.kernel, c.bytes * elements[c.tensor], 1, c.implementation))
 
     def _autocast(self, node: Product, ops: OpList, suffix: str = "") -> None:
         """Put casts of a product's operands to 16 bits under autocast, backward of their gradients to fp32."""
@@ -311,7 +315,7 @@ class Lists(LocalLayer):
             ops.compute(f"{node.name}.again", self.product(node, "forward"), self.launches(kernel))
         if needs_input_gradient(self.layer, node):
             product = self._in_pieces(node, self.product(node, "dgrad"))
-            self._cast(node.name, product, ops)
+            self._cast(node, product, ops)
             self._pad(node, product, ops)
             self._dequantise(node, ops)
             ops.compute(f"{node.name}.dgrad", product, self.launches(kernel))
@@ -331,7 +335,7 @@ class Lists(LocalLayer):
             self._laid_out(f"{entry.name}_in.regather.layout", self._columns(node) * self._local_bytes(*entry.gathered), ops)
         if self._trained(node):
             product = self.product(node, "wgrad")
-            self._cast(node.name, product, target)
+            self._cast(node, product, target)
             self._pad(node, product, target)
             target.compute(f"{node.name}.wgrad", product, self.launches(kernel))
             if node.bias:  # its gradient: the output's, summed over the rows

@@ -45,6 +45,12 @@ class GroupedGemm(NamedTuple):
     accumulate_fp32: bool = False
 
 
+def operands(product: Gemm | GroupedGemm) -> dict[str, float]:
+    """Elements of what a product multiplies and of the gradient of what it makes."""
+    rows, matrices = (product.tokens, product.groups) if isinstance(product, GroupedGemm) else (float(product.m), 1)
+    return {"input": rows * product.k, "weight": float(matrices) * product.n * product.k, "gradient": rows * product.n}
+
+
 class AttentionWork(NamedTuple):
     """Scaled dot-product attention of one rank."""
 

@@ -267,10 +267,7 @@ def seed_space(space: Space) -> Space:
     """The corner of a space; where the space leaves none of an axis' usual values, all of them."""
     restrictions = dict(space.restrictions)
     for axis, values in CORNER.items():
-        given = restrictions.get(axis)
-        if given is None:
-            restrictions[axis] = values
-        elif found := tuple(v for v in given if v in values):
+        if found := tuple(v for v in restrictions.get(axis, values) if v in values and space.can(axis, v)):
             restrictions[axis] = found
     return Space(space.template, restrictions, space.framework)
 

@@ -14,7 +14,9 @@ from simpar.searching.mixed_space import AUTO, OPEN, USUAL, MixedSpace, check_pa
 from simpar.searching.refusals import check_space, check_values
 from simpar.searching.space import Space
 from simpar.specs.base import validate
-from simpar.specs.framework import framework
+from simpar.specs.framework import canonical_name, framework
+from simpar.specs.framework_rows import FRAMEWORKS
+from simpar.specs.framework_run import Pipeline as Engine
 from simpar.specs.plan import PlanSpec
 from simpar.specs.scenario import Scenario, make_scenario
 from simpar.topology.mesh import Mesh
@@ -47,7 +49,7 @@ def split_ranges(table: dict[str, Any]) -> tuple[dict[str, Any], dict[str, tuple
     ranged += [k for k in ("micro_batch_size", "precision") if _lists(training.get(k)) is not None]
     restrictions: dict[str, tuple[Any, ...]] = {}
     if ranged:
-        restrictions = _fixed(plan, training)
+        restrictions = _fixed(table)
     for key in ("micro_batch_size", "precision"):
         if (values := _lists(training.get(key))) is not None:
             training.pop(key)
@@ -56,7 +58,8 @@ def split_ranges(table: dict[str, Any]) -> tuple[dict[str, Any], dict[str, tuple
     return {**table, "plan": rest, "training": training}, restrictions
 
 
-def _fixed(plan: dict[str, Any], training: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
+def _fixed(table: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
+    plan, training = dict(table.get("plan") or {}), dict(table.get("training") or {})
     default = PlanSpec()
     found: dict[str, tuple[Any, ...]] = {}
     for axis in _PLAN_AXES:
@@ -68,7 +71,7 @@ def _fixed(plan: dict[str, Any], training: dict[str, Any]) -> dict[str, tuple[An
             texts = [recompute_text(value if isinstance(value, str) else validate(PlanSpec, {"recompute": value}).recompute)]
             found[axis] = tuple(texts)
         elif values is None and axis == "schedule" and value == "auto":
-            found[axis] = ("1f1b", "interleaved")
+            found[axis] = _usual_schedules(table)
         elif values is None and value is None and axis in ("dp", "etp"):
             if axis == "etp":
                 found[axis] = (1,)
@@ -122,7 +125,7 @@ def make_space(
     by_cost = (isinstance(cluster, dict) and bool(cluster.get("parts"))) or given.get("split") == (AUTO,)
     if by_cost:
         given = {axis: values for axis, values in given.items() if values != (AUTO,)}
-        usual = _fixed(dict(table.get("plan") or {}), dict(table.get("training") or {}))
+        usual = _fixed(table)
         said = {axis: values for axis, values in usual.items() if axis not in OPEN and axis != "split"}
         restrictions = {**said, **USUAL, **{a: v for a, v in restrictions.items() if a != "split"}}
         clean["plan"].pop("stage_tp", None)
@@ -146,6 +149,13 @@ def optimizer_on_host(scenario: Scenario) -> bool:
 
 def _follows(scenario: Scenario) -> bool:
     return framework(scenario.framework, scenario.framework_version).optimizer.states_follow_parameters
+
+
+def _usual_schedules(table: dict[str, Any]) -> tuple[str, str]:
+    """What "auto" means without and with virtual stages; a framework that does not exist is left to the checks."""
+    name = str(table.get("framework") or "")
+    own = framework(name, table.get("framework_version")).pipeline if canonical_name(name) in FRAMEWORKS else Engine()
+    return own.named("auto", 2, 1), own.named("auto", 2, 2)
 
 
 def make_template(table: dict[str, Any], file: str = "") -> Scenario:
@@ -183,9 +193,8 @@ def choice_of(scenario: Scenario) -> Choice:
             right = 'method = "block", as many first layers' if field == "every" else "1: every layer by itself"
             raise InputError([Violation(f"plan.recompute.{field}", count, f"{what} no value of the space", right)])
     mesh = Mesh.of(plan, scenario.world_size)
-    schedule = plan.schedule
-    if schedule == "auto":
-        schedule = "1f1b" if plan.virtual_stages == 1 else "interleaved"
+    own = framework(scenario.framework, scenario.framework_version).pipeline
+    schedule = own.named(plan.schedule, plan.pp, plan.virtual_stages)
     chunks = 2 if schedule in axes.V_SHAPED else plan.virtual_stages
     recompute = recompute_text(plan.recompute)
     return Choice(

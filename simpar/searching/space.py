@@ -86,6 +86,8 @@ class Space:
     def can(self, axis: str, value: Any) -> bool:
         """Whether the framework can run `value`; left open it is what the framework does."""
         left_open = value is None and axis in axes.LEFT_OPEN
+        if axis == "schedule" and value not in (self._semantics.pipeline.schedules or (value,)):
+            return False
         return left_open or axis not in self._able or axes.matches(axis, value, self._able[axis])
 
     @property
@@ -241,7 +243,8 @@ class Space:
         chunks = self.values("virtual_stages", range(1, axes.LARGEST["virtual_stages"] + 1))  # type: ignore[arg-type]
         if pp == 1:
             if any(n in ("1f1b", "gpipe") for n in names) and 1 in chunks and self.layers >= 1:
-                name = "1f1b" if "1f1b" in names else "gpipe"
+                own = self._semantics.pipeline.schedules  # of pipelines alone
+                name = "1f1b" if "1f1b" in names or own else "gpipe"
                 yield from (Pipeline(1, name, s, None) for s in self._splits(1))
             return
         # What the framework does; only where its limits name it that has a value.
@@ -263,7 +266,9 @@ class Space:
         for text in self.values("split", axes.SPLITS):
             first, last, alone = split = parse_split(text)
             padded = self.layers + first + last
-            if alone:
+            if self._semantics.pipeline.layer_rounding == "equal":
+                fits = split == EVEN and self.layers % stages == 0
+            elif alone:
                 fits = stages >= 3 and self.layers >= stages - 2
             elif split == EVEN:
                 fits = stages <= self.layers

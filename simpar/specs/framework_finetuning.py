@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from simpar.specs.framework_releases import LOSS_WORK
+from simpar.specs.framework_releases import LOSS_WORK, Base
 from simpar.specs.framework_releases import FrameworkRow as Row
 from simpar.specs.framework_torch import LINEARS_APART, TORCH
 
@@ -314,7 +314,32 @@ LIT_GPT: Final = (
 )  # fmt: skip
 """Lightning's model of plain modules under Fabric."""
 
-FINETUNING: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
+VERL: Final = (
+    Row(
+        (2024, 10),
+        {"loss": "fused", "logits_fp32_copies": 2.0, "loss_work": (("fused", "cross_entropy", 14.0, 20.0), *LOSS_WORK[1:]),
+         "recompute_default": "full", "fsdp_reduce_dtype": "fp32", "only_cp_style": "ulysses",
+         "abilities": ("pure_bf16", "narrow_optimizers", "fused_kernels"),
+         "lacks": ("tensor_parallelism", "pipelines", "expert_parallelism", "partial_sharding")},
+        "verl workers/fsdp_workers.py _build_model_optimizer, of the actor's training phase under FSDP: transformers' class with "
+        "flash_attention_2, made in fp32 (the actor stays on the GPU meanwhile), MixedPrecision of bf16 with reductions in fp32, "
+        "torch.optim's AdamW; workers/actor/dp_actor.py _forward_micro_batch: logits, fp32 in transformers before 4.47, divided "
+        "by a temperature in place (4 bytes each way on 16-bit ones), go through flash-attn's cross-entropy and a compiled entropy "
+        "(4 bytes forward, 4 and the sum of two gradients backward), which leaves them as they are; Ulysses splits sequences. "
+        "use_torch_compile is of the entropy alone; its Megatron strategy is framework megatron-core",
+    ),
+    Row((2025, 1), {"logits_fp32_copies": 1.0}, "transformers 4.47 returns 16-bit logits, see transformers"),
+    Row((2025, 2), {"recompute_stops_early": True}, "verl PR 114 (2025-01-18): use_reentrant=False; PR 147: on by default"),
+    Row(
+        (2025, 4),
+        {"logits_fp32_copies": 0.0, "loss_work": (("fused", "cross_entropy", 10.0, 10.0), *LOSS_WORK[1:])},
+        "verl PR 1100 (2025-04-17): entropy_coeff is 0 by default and the update computes no entropy, so that the gradient takes "
+        "the place of the logits (inplace_backward)",
+    ),
+)  # fmt: skip
+"""verl's actor while it is trained; roll-outs and log-probabilities before it are other phases."""
+
+FINETUNING: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
     "deepspeed": ("", DEEPSPEED),
     "lit-gpt": ("torchtitan", LIT_GPT),
     "transformers": ("torch-fsdp", TRANSFORMERS),
@@ -323,5 +348,18 @@ FINETUNING: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
     "torchtune": ("torchtitan", TORCHTUNE),
     "prime-rl": ("torchtitan", PRIME_RL),
     "modalities": ("torch-fsdp", MODALITIES),
+    "verl": ("torch-fsdp", VERL),
+    "verl-fsdp2": (
+        {"": "verl", "data": "torchtitan", "host": "torchtitan"},
+        (
+            Row(
+                (2025, 5),
+                {"fsdp_root": "tied", "abilities": ("pure_bf16", "narrow_optimizers", "fused_kernels", "host_parameters")},
+                "verl PR 1026 (2025-05-02), strategy fsdp2: utils/fsdp_utils.py apply_fsdp2 shards every layer, an untied "
+                "embedding and the rest by torch's fully_shard, hooks as torchtitan's; offload_policy is CPUOffloadPolicy, which "
+                "the actor under FSDP1 does without (fsdp_workers.py: wrong with accumulated gradients)",
+            ),
+        ),
+    ),
 }
 """Canonical name -> (framework it builds on, its rows in order of time)."""

@@ -7,9 +7,9 @@ from typing import Final
 
 from simpar.errors import Violation
 from simpar.specs.architecture import has_experts
-from simpar.specs.counts import resolved_dp
+from simpar.specs.counts import divisors, layer_count, model_stages, resolved_dp
 from simpar.specs.framework import FrameworkSpec
-from simpar.specs.framework_releases import Ability
+from simpar.specs.framework_releases import Ability, Lack
 from simpar.specs.scenario_spec import Scenario
 from simpar.specs.training import BELOW_16_BITS
 
@@ -26,6 +26,23 @@ _ASKS: Final[tuple[tuple[Ability, str, Callable[[Scenario], object]], ...]] = (
 )  # fmt: skip
 """(Ability, field, its value where the scenario asks for it, else none)."""
 
+_LACKS: Final[dict[Lack, tuple[str, Callable[[Scenario], object], str, str]]] = {
+    "tensor_parallelism": ("plan.tp", lambda s: s.plan.tp if s.plan.tp > 1 else None, "splits no layer", "1, or another one"),
+    "context_parallelism": ("plan.cp", lambda s: s.plan.cp if s.plan.cp > 1 else None, "splits no sequence", "1, or plan.tp"),
+    "expert_parallelism": ("plan.ep", lambda s: s.plan.ep if s.plan.ep > 1 else None, "splits no experts", "1, or another one"),
+    "pipelines": ("plan.pp", lambda s: s.plan.pp if s.plan.pp > 1 else None, "has no pipeline", "1, or another one"),
+    "dropless_experts": (
+        "training.routing.capacity_factor",
+        lambda s: "none" if has_experts(s.model) and s.training.routing.capacity_factor is None else None,
+        "trains experts with a capacity alone", "a number, such as 2.0",
+    ),
+    "partial_sharding": (
+        "plan.zero_stage", lambda s: s.plan.zero_stage if s.plan.zero_stage in (1, 2) else None,
+        "shards the states with the weights or not at all", "0 or 3",
+    ),
+}  # fmt: skip
+"""What a framework can lack -> (field, its value where the scenario asks for it, else none; what it does instead; right values)."""
+
 
 def dropout_of(scenario: Scenario, spec: FrameworkSpec) -> float:
     """The dropout in force: the run's, or what the model's file states where `spec` runs the model's own code."""
@@ -34,10 +51,33 @@ def dropout_of(scenario: Scenario, spec: FrameworkSpec) -> float:
 
 
 def missing_options(scenario: Scenario, spec: FrameworkSpec, having: Callable[[Ability], list[str]]) -> Iterator[Violation]:
-    """A violation for each option asked for that `spec` has not; `having`: the frameworks that have one."""
+    """A violation for all that is asked for and `spec` has not; `having`: the frameworks that have an option."""
     for ability, field, value in ((a, f, ask(scenario)) for a, f, ask in _ASKS):
         if value is not None and ability not in spec.conventions.abilities:
             yield Violation(field, value, f"{spec.name} does not have it", f"a framework that does: {', '.join(having(ability))}")
+
+    for name in spec.conventions.lacks:
+        field, ask, rule, right = _LACKS[name]
+        if (value := ask(scenario)) is not None:
+            yield Violation(field, value, f"{spec.name} {rule}", right)
+    if scenario.plan.pp > 1:
+        yield from _pipeline(scenario, spec)
+
+
+def _pipeline(scenario: Scenario, spec: FrameworkSpec) -> Iterator[Violation]:
+    """What the pipeline engine of `spec` does not run."""
+    plan, own = scenario.plan, spec.pipeline
+    if own.schedules and plan.schedule not in ("auto", *own.schedules):
+        yield Violation("plan.schedule", plan.schedule, f"{spec.name} has no such schedule", " or ".join(own.schedules))
+    if own.layer_rounding != "equal":
+        return
+    layers, stages = layer_count(scenario.model), model_stages(plan)
+    if layers % stages:
+        right = f"pp x virtual_stages that divides them: {', '.join(map(str, divisors(layers)))}"
+        yield Violation("plan.pp", plan.pp, f"{spec.name} gives every one of {stages} stages as many of {layers} layers", right)
+    elif len(set(plan.layers_per_stage or ())) > 1 or plan.first_stage_less_layers or plan.last_stage_less_layers:
+        rule = f"{spec.name} gives every stage as many layers"
+        yield Violation("plan.layers_per_stage", plan.layers_per_stage, rule, f"leave it out: {layers // stages} each")
 
 
 def option_conflicts(scenario: Scenario, spec: FrameworkSpec) -> Iterator[Violation]:

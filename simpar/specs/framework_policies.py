@@ -38,8 +38,7 @@ class Kernels(Policy):
         fused_activation: gate and activation in one kernel saving only its input (Megatron bias-gelu / bias-swiglu fusion,
             TransformerEngine, a compiled graph); False: the activation's output and the product are saved as well (torch), and
             GELUs that models write out in elementary operations run so (graph/kernels.py, GELU_CHAINS).
-        gate_chains: gates run in Megatron-LM's elementary operations (graph/kernels.py), whatever else is fused: on two halves,
-            or with the offset of one besides (since 2025).
+        gate_chains: gates run in Megatron-LM's elementary operations (graph/kernels.py): on two halves, or with an offset (2025).
         activation_kernel: gates fused with their activation are hand-written (tuned) or compiled from torch code (framework).
         fused_operations: what recipes that take whole layers into graphs run through TransformerEngine's operation fuser, whose
             activations are hand-written: all, experts, or runs of a precision; never beside overlapped tensor parallelism.
@@ -85,8 +84,8 @@ class Kernels(Policy):
             of which models it saves what expert ranks exchange: none, those without norms of queries and keys, all.
         te_scaling: TransformerEngine's one scale of a tensor: from steps before (delayed), of its values (current); "" = none.
         fp8_weight_cache, fp8_dispatch: under fp8 fp8 copies of 16-bit weights are kept for a whole step; tokens travel in fp8.
-        separate_casts: under fp8 casts are kernels of their own between matmuls, made by the compiler (torchao); tensors with one
-            scale are gathered over tensor ranks after the cast. False: part of neighbouring kernels (TransformerEngine).
+        separate_casts: under fp8 casts are kernels of the compiler's between matmuls (torchao), "delayed" with scales of earlier
+            steps (flax); tensors with one scale are gathered over tensor ranks after it. False: TransformerEngine's, or none.
         fp4_layers: share of the layers, the first ones, whose products are narrow under nvfp4 where casts are separate.
         wgrad_accumulation_fusion: the weight-gradient matmul accumulates straight into the main gradient.
         weight_gradients: weight-gradient tensors in a backward, as wide as activations, real or (where the matmul accumulates in
@@ -156,7 +155,7 @@ class Kernels(Policy):
     te_scaling: Literal["", "delayed", "current"] = ""
     fp8_weight_cache: bool = False
     fp8_dispatch: bool = False
-    separate_casts: bool = False
+    separate_casts: bool | Literal["delayed"] = False
     fp4_layers: float = 1.0
     wgrad_accumulation_fusion: bool = True
     weight_gradients: Placeholders = "each"
@@ -328,11 +327,11 @@ class DataParallel(Policy):
         broadcasts_weights: with sharded optimizer states alone every rank updates whole tensors and broadcasts those of its own;
             False: every rank updates a slice of a buffer, which is all-gathered.
         gather_copy_bytes: HBM bytes per parameter of packing updated weights before their gather and unpacking them after it.
-        gather_buffer_bytes: bytes per weight of a rank that hold updated weights meanwhile, half of them in one tensor and half in
-            a piece for each data-parallel rank.
+        gather_buffer_bytes: bytes per weight of a rank that hold updated weights meanwhile, half in one tensor, half in pieces.
         fsdp_prefetch_groups: layers gathered ahead (implicit forward, explicit backward prefetch).
         fsdp_alone: weights are fully sharded where there is one rank too.
         fsdp_module_gathers: the weights of each module come in a collective of their own (DeepSpeed ZeRO-3), not a layer's in one.
+        fsdp_wide_experts: on expert ranks weights are gathered in 16 bits and cast then, whatever their products take.
         fsdp_expert_modules: experts are such modules where transformers' class has them so (MoeSpec.transformers_class).
         fsdp_reduce_dtype: dtype of the gradient reduce-scatter.
         fsdp_fp32: fully sharded weights are gathered in fp32, and cast where autocast uses them (FSDP without MixedPrecision);
@@ -372,6 +371,7 @@ class DataParallel(Policy):
     fsdp_prefetch_groups: int = 1
     fsdp_alone: bool = False
     fsdp_module_gathers: bool = False
+    fsdp_wide_experts: bool = False
     fsdp_expert_modules: bool = False
     fsdp_reduce_dtype: GradientDtype = "fp32"
     fsdp_fp32: bool = False

@@ -85,6 +85,9 @@ Placeholders = Literal["none", "each", "shapes"]
 Ability = Literal[
     "pure_bf16", "optimizer_in_backward", "narrow_optimizers", "quantised_base", "host_parameters", "fused_kernels"
 ]  # fmt: skip
+Lack = Literal[
+    "tensor_parallelism", "context_parallelism", "expert_parallelism", "pipelines", "dropless_experts", "partial_sharding"
+]  # fmt: skip
 LossKind = Literal["fused", "unfused", "half", "chunked", "linear", "tiled"]
 
 LOSS_WORK: Final = (

@@ -12,8 +12,9 @@ from simpar.specs.framework_finetuning import BF16_OPTIMIZER, FINETUNING
 from simpar.specs.framework_releases import LOSS_WORK, Base
 from simpar.specs.framework_releases import FrameworkRow as Row
 from simpar.specs.framework_runtime import LAZY_CONNECTIONS, MiB
-from simpar.specs.framework_torch import LINEARS_APART, MODEL_CODE, NANOTRON, ROCM_TE, TORCHTITAN, XLA
+from simpar.specs.framework_torch import LINEARS_APART, MODEL_CODE, NANOTRON, ROCM_TE, TORCHTITAN
 from simpar.specs.framework_torch import TORCH as _TORCH
+from simpar.specs.framework_xla import XLA
 
 _LOSS_CHAINS: Final = (("unfused", "stream", 38.0, 14.0), ("fused", "stream", 24.0, 14.0))
 """Megatron-LM core/tensor_parallel/cross_entropy.py on fp32 logits, one elementary kernel after the other: cast (6 bytes), maximum

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from simpar.specs.framework_policies import Policy
-from simpar.specs.framework_releases import Ability, Recompute
+from simpar.specs.framework_releases import Ability, Lack, Recompute
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,8 @@ class Pipeline(Policy):
     """The pipeline engine: what waits for a transfer, what a stage holds.
 
     Attributes:
-        schedule: default without virtual stages.
+        schedule: of a published run without virtual stages that does not say its own.
+        schedules: what the engine runs, without virtual stages and with them; () = every one that there is.
         layer_rounding: how layers are spread over stages: "front" evenly, the extra ones to the first stages; "last" the same to
             the last; "fill" where they do not divide: every stage the rounded-up share, the last what is left; "cost" by compute
             cost with the head counted (counts.py); "ends" the rounded-up share in between, what is left on the first and
@@ -111,7 +112,8 @@ class Pipeline(Policy):
     """
 
     schedule: str = "1f1b"
-    layer_rounding: Literal["front", "last", "fill", "cost", "ends"] = "front"
+    schedules: tuple[str, ...] = ()
+    layer_rounding: Literal["front", "last", "fill", "cost", "ends", "equal"] = "front"
     zero_stage_with_pp: int = 3
     overlap_p2p_interleaved: bool = True
     overlap_p2p_zero_bubble: bool = True
@@ -123,6 +125,14 @@ class Pipeline(Policy):
     last_outputs: Literal["none", "one", "all"] = "none"
     overlap_keeps_backward: bool = False
     receive_buffers_per_microbatch: bool = False
+
+    def named(self, schedule: str, pp: int, virtual_stages: int) -> str:
+        """The schedule that a plan asks for; where it leaves it open ("auto"), the engine's own for so many stages on a rank, on a
+        single rank that of accumulation: each backward after its forward."""
+        if schedule != "auto":
+            return schedule
+        usual = ("1f1b", "interleaved")
+        return ((self.schedules or usual) if pp > 1 else usual)[virtual_stages > 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +178,7 @@ class Conventions(Policy):
 
     Attributes:
         abilities: options of specs/framework_options.py that the framework has.
+        lacks: dimensions and layouts of that file that most frameworks have and this one has not.
         dropout: default dropout of the framework's era (GPT-3 style pre-training: 0.1).
         model_dropout: runs that do not say have the dropout that the model's file states, as the model's own code runs.
         no_mtp: the model's code is without its modules for multi-token prediction.
@@ -191,6 +202,7 @@ class Conventions(Policy):
     """
 
     abilities: tuple[Ability, ...] = ()
+    lacks: tuple[Lack, ...] = ()
     dropout: float = 0.0
     model_dropout: bool = False
     no_mtp: bool = False
