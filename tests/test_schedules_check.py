@@ -168,8 +168,8 @@ def test_check_lists_everything_and_cuts_the_grid() -> None:
     [
         ({"num_ranks": 3}, "one row per rank"),
         ({"stage_to_rank": (0, 2)}, "is not a rank"),
-        ({"chains": (Chain(range(1), range(4)),)}, "each of the stages 0 to 1 exactly once"),
-        ({"chains": (Chain(range(2), range(3)),)}, "each of the microbatches 0 to 3 exactly once"),
+        ({"copies": (Chain(range(1), range(4)),)}, "each of the stages 0 to 1 exactly once"),
+        ({"copies": (Chain(range(2), range(3)),)}, "each of the microbatches 0 to 3 exactly once"),
     ],
 )
 def test_check_of_the_frame(change: dict[str, object], expected: str) -> None:

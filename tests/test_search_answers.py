@@ -154,7 +154,7 @@ def test_the_shortage_is_the_least_that_any_layout_needs() -> None:
     space = small_space(allow=allow)
     least = min(k.bytes for k in every_layout(allow=allow))
     cluster = space.template.cluster.model_copy(update={"memory_scale": 0.2})
-    small = replace(space, template=space.template.model_copy(update={"cluster": cluster}))
+    small = replace(space, scenario=space.template.model_copy(update={"cluster": cluster}))
     assert not find(small, Wish()).best
     short = shortage(small)
     assert short is not None

@@ -123,7 +123,7 @@ def test_the_page_is_self_contained_and_escapes(found: Answer) -> None:
 def _renamed(each: Any, template: Any) -> Any:
     from dataclasses import replace
 
-    return replace(each, space=replace(each.space, template=template))
+    return replace(each, space=replace(each.space, scenario=template))
 
 
 def test_nothing_found_still_makes_a_page() -> None:
@@ -131,7 +131,7 @@ def test_nothing_found_still_makes_a_page() -> None:
     cluster = space.template.cluster.model_copy(update={"memory_scale": 0.01})
     from dataclasses import replace
 
-    tiny = replace(space, template=space.template.model_copy(update={"cluster": cluster}))
+    tiny = replace(space, scenario=space.template.model_copy(update={"cluster": cluster}))
     page = search_page(answer([find(tiny, Wish())]), [])
     assert "no layout will do" in page
     assert "does not fit the memory" in page

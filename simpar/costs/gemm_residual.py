@@ -6,6 +6,7 @@ on a coarse grid and is linear between its nodes; below the fitted region it fad
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import product
 from typing import Final
 
@@ -42,18 +43,10 @@ def corners(m: Array, n: Array, k: Array) -> tuple[NDArray[np.int64], Array]:
     return first[:, None] + _OFFSETS, weights.reshape(len(_OFFSETS), -1).T
 
 
-_KEPT: dict[int, tuple[tuple[float, ...], Array]] = {}
-_MOST_KEPT: Final = 256
-
-
+@lru_cache(maxsize=256)
 def _array(grid: tuple[float, ...]) -> Array:
-    """`grid` as an array. Found by identity (the tuple is kept, so its id stays its own): hashing it costs more than the rest."""
-    found = _KEPT.get(id(grid))
-    if found is None:
-        if len(_KEPT) >= _MOST_KEPT:
-            _KEPT.clear()
-        found = _KEPT[id(grid)] = (grid, np.array(grid))
-    return found[1]
+    """`grid` as an array."""
+    return np.array(grid)
 
 
 def correction(grid: tuple[float, ...], m: Array, n: Array, k: Array) -> Array:

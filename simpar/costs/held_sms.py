@@ -43,12 +43,11 @@ def second_wave(work: Gemm | GroupedGemm, sms: float, held: float, *, one_kernel
 
 def loads(layout: Layout, price: Callable[[LocalOp], Price]) -> Iterator[tuple[object, float]]:
     """(Work, seconds) of the compute of all blocks, forward and backward."""
-    blocks = [block for blocks in layout.stage_blocks for block in blocks]
-    alike, ops, counts = Counter(id(block) for block in blocks), dict[object, LocalOp](), Counter[object]()
-    for block in {id(block): block for block in blocks}.values():
+    ops, counts = dict[object, LocalOp](), Counter[object]()
+    for block, alike in Counter(block for blocks in layout.stage_blocks for block in blocks).items():
         for op in (op for phase in ("F", "B") for op in ops_of(layout, block, phase) if op.stream == "compute"):
             ops.setdefault(op.work, op)
-            counts[op.work] += alike[id(block)]
+            counts[op.work] += alike
     return ((work, count * price(ops[work]).seconds) for work, count in counts.items())
 
 

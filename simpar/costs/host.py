@@ -49,7 +49,7 @@ class HostTimes:
 
     def __init__(self, layout: Layout, price: Callable[[LocalBlock, str], BlockPrice]) -> None:
         self._layout, self._price = layout, price
-        self._launched: dict[tuple[int, str], float] = {}
+        self._launched: dict[tuple[LocalBlock, str], float] = {}
 
     @cached_property
     def _ahead(self) -> bool:
@@ -72,7 +72,7 @@ class HostTimes:
     def _own(self, block: LocalBlock, phase: str) -> float:
         if block.options.frozen and phase != "F":
             return 0.0  # there is nothing to launch in a frozen block's backward
-        key = (id(block), phase)
+        key = (block, phase)
         if key not in self._launched:
             price = self._price(block, phase)
             self._launched[key] = launch_seconds(self._layout, price, phase) + self._drained(block, phase, price)

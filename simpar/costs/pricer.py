@@ -21,7 +21,7 @@ from simpar.costs.memory_bound import STREAM
 from simpar.costs.price import ZERO, Price, Provenance
 from simpar.costs.update_price import update_price
 from simpar.errors import InternalError
-from simpar.parallel.beside import hides_exchanges, list_of, ops_of
+from simpar.parallel.beside import hides_exchanges, ops_of
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.keys import (
     BlockOp,
@@ -65,10 +65,10 @@ class LayoutPricer:
         self.layout, self.kernels, self.collectives = layout, kernels, collectives
         self._placed: dict[object, Price] = {}
         self._kernels = kernels.in_steps(layout.calibration)
-        self._blocks: dict[tuple[int, str], BlockPrice] = {}
-        self._lists: dict[tuple[int, bool], tuple[Sequence[LocalOp], BlockPrice]] = {}
-        self._pairs: dict[tuple[int, int], BlockPrice] = {}
-        self._hidden: dict[int, float] = {}
+        self._blocks: dict[tuple[LocalBlock, str], BlockPrice] = {}
+        self._lists: dict[tuple[Sequence[LocalOp], bool], BlockPrice] = {}
+        self._pairs: dict[tuple[LocalBlock, LocalBlock], BlockPrice] = {}
+        self._hidden: dict[LocalBlock, float] = {}
         self._keys: dict[Key, KeyPrice] = {}
         self._slowed: dict[int, float] = {}
         self._gaps: dict[tuple[int, str, bool], list[float]] = {}
@@ -189,7 +189,7 @@ class LayoutPricer:
 
     def block(self, block: LocalBlock, phase: str) -> BlockPrice:
         """Price of one block in one phase."""
-        key = (id(block), phase)
+        key = (block, phase)
         if key not in self._blocks:
             found = self._alone(block, phase)
             if hides_exchanges(self.layout, block, phase):
@@ -199,19 +199,17 @@ class LayoutPricer:
 
     def _alone(self, block: LocalBlock, phase: str) -> BlockPrice:
         """Price of one block's ops in one phase beside nothing else."""
-        listed, backward = list_of(block, phase), phase != "F"
-        key = (id(listed), backward)
+        key = (ops_of(self.layout, block, phase), phase != "F")
         if key not in self._lists:
-            self.foresee(listed)
-            # With the list itself, so that no other ever has its number.
-            self._lists[key] = (listed, price_list(ops_of(self.layout, block, phase), self.op_price, backward=backward))
-        return self._lists[key][1]
+            self.foresee(key[0])
+            self._lists[key] = price_list(key[0], self.op_price, backward=key[1])
+        return self._lists[key]
 
     def hidden_share(self, block: LocalBlock) -> float:
         """Share of a block's exposed exchanges that another micro-batch's compute hides, where `hides_exchanges`."""
-        if (found := self._hidden.get(id(block))) is None:
+        if (found := self._hidden.get(block)) is None:
             pair = price_pair(block.forward, block.backward, self.op_price, self._slowed_by_exchanges(block))
-            found = self._hidden[id(block)] = hidden_share([self._alone(block, phase) for phase in "FB"], pair)
+            found = self._hidden[block] = hidden_share([self._alone(block, phase) for phase in "FB"], pair)
         return found
 
     def layer_seconds(self, stage: int) -> list[float]:
@@ -249,8 +247,8 @@ class LayoutPricer:
     @cached_property
     def _first_alike(self) -> tuple[int, ...]:
         """Of each stage, the first that has the same blocks."""
-        first: dict[tuple[int, ...], int] = {}
-        return tuple(first.setdefault(tuple(map(id, blocks)), stage) for stage, blocks in enumerate(self.layout.stage_blocks))
+        first: dict[tuple[LocalBlock, ...], int] = {}
+        return tuple(first.setdefault(blocks, stage) for stage, blocks in enumerate(self.layout.stage_blocks))
 
     def _late(self, device: Sequence[float], host: Sequence[float], *, cut: bool = False) -> list[float]:
         return launch_gaps(device, host, blocking=self.layout.training.launch_blocking, cut=cut)
@@ -295,7 +293,7 @@ class LayoutPricer:
 
     def pair(self, forward: LocalBlock, backward: LocalBlock) -> BlockPrice:
         """Price of a forward of one block beside a backward of another."""
-        if (key := (id(forward), id(backward))) not in self._pairs:
+        if (key := (forward, backward)) not in self._pairs:
             halves = (ops_of(self.layout, forward, "F"), ops_of(self.layout, backward, "B"))
             self._pairs[key] = price_pair(*halves, self.op_price, self._slowed_by_exchanges(forward))
         return self._pairs[key]
@@ -395,5 +393,5 @@ class LayoutPricer:
         held: dict[int, list[int]] = {r: [] for r in range(self.layout.plan.pp)}
         for stage, rank in enumerate(stage_to_rank):
             held[rank].append(model_stage[stage])
-        self.__dict__["stages_of_rank"] = held
+        self.stages_of_rank = held
         return self

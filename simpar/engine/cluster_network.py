@@ -21,7 +21,7 @@ import numpy as np
 from simpar.costs.nccl import REDUCTIONS, traffic
 from simpar.engine.contention import LinkLoads, merged_loads
 from simpar.errors import InternalError
-from simpar.program.program import FloatArray, IntArray, Transfer
+from simpar.program.program import FloatArray, Groups, IntArray, Transfer
 from simpar.topology.cluster import Cluster
 
 Flow = tuple[int, int, float]
@@ -33,7 +33,7 @@ class ClusterNetwork:
     """The links of `cluster`, a wired machine whose GPU r is rank r's."""
 
     cluster: Cluster
-    _known: dict[tuple[str, int], tuple[object, LinkLoads]] = field(default_factory=dict, repr=False)
+    _known: dict[tuple[str, Groups], LinkLoads] = field(default_factory=dict, repr=False)
 
     @property
     def capacity_bytes_per_s(self) -> FloatArray:
@@ -51,12 +51,11 @@ class ClusterNetwork:
             InternalError: a collective this file does not know.
             InputError: more ranks than GPUs.
         """
-        # By identity: hashing the groups of 16,384 ranks for every op would cost more than the simulation.
-        key = (transfer.collective, id(transfer.groups))
+        key = (transfer.collective, transfer.groups)
         if key not in self._known:
             parts = [self._group(transfer.collective, group) for group in transfer.groups]
-            self._known[key] = (transfer.groups, merged_loads(parts))
-        unit = self._known[key][1]
+            self._known[key] = merged_loads(parts)
+        unit = self._known[key]
         return LinkLoads(unit.links, unit.bytes * transfer.bytes, unit.groups)
 
     def _group(self, collective: str, gpus: Sequence[int]) -> tuple[IntArray, FloatArray]:

@@ -127,10 +127,7 @@ class Sweep:
         Raises:
             DeadlockError: the program has a cycle.
         """
-        kept = program.__dict__.get("_sweep")
-        if kept is None:
-            kept = program.__dict__["_sweep"] = cls._prepare(program)
-        return kept
+        return program.worked_out(cls._prepare)
 
     @classmethod
     def _prepare(cls, program: Program) -> Sweep:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +26,6 @@ SLACK = 1.0 + 1e-9
 
 _NEGLIGIBLE_S = 1e-12
 """A transfer shorter than this is over before it could share anything."""
-
-_FEW_RANKS = 64
-"""Groups of so few ranks are compared by value, larger ones by identity: hashing them for every op would cost too much."""
 
 BoolArray = NDArray[np.bool_]
 
@@ -74,13 +72,11 @@ def pressures(contention: Contention, program: Program, seconds: FloatArray) -> 
     contested = _contested(program, loads, transfer_s, nominal)
     varying = [s.link for s in contention.schedules]
     contested[varying] = True
-    distinct = list({id(load): load for load in loads.values()}.values())
+    distinct = list(dict.fromkeys(loads.values()))
     deciding = contested & _narrowest_of_alike(distinct, contested, nominal, varying)
-    reduced = {id(load): (_kept(load, deciding), *_measure(load, nominal)) for load in distinct}
+    reduced = {load: (_kept(load, deciding), *_measure(load, nominal)) for load in distinct}
     return {
-        op: Pressure(*reduced[id(load)], transfer_s[op], latency_s[op])
-        for op, load in loads.items()
-        if len(reduced[id(load)][0].links)
+        op: Pressure(*reduced[load], transfer_s[op], latency_s[op]) for op, load in loads.items() if len(reduced[load][0].links)
     }
 
 
@@ -100,9 +96,7 @@ def _all_loads(find: Callable[[Transfer], LinkLoads], program: Program, transfer
     known: dict[object, LinkLoads] = {}
     loads = {}
     for op, transfer in program.transfers.items():
-        groups = transfer.groups
-        small = len(groups) * (len(groups[0]) if groups else 0) <= _FEW_RANKS
-        key = (transfer.collective, transfer.bytes, groups if small else id(groups))
+        key = (transfer.collective, transfer.bytes, transfer.groups)
         if key not in known:
             known[key] = find(transfer)
         if transfer_s[op] > _NEGLIGIBLE_S:
@@ -117,19 +111,17 @@ def _contested(program: Program, loads: dict[int, LinkLoads], transfer_s: list[f
     of the stream wants.
     """
     ptr, streams = program.op_streams[0].tolist(), program.op_streams[1].tolist()
-    fastest: dict[tuple[int, int], tuple[float, LinkLoads]] = {}
+    fastest: dict[tuple[int, LinkLoads], float] = {}
     for op, load in loads.items():
         stream = streams[ptr[op]] if ptr[op] < ptr[op + 1] else -1 - op
-        key = (stream, id(load))
-        if key not in fastest or transfer_s[op] < fastest[key][0]:
-            fastest[key] = (transfer_s[op], load)
+        key = (stream, load)
+        fastest[key] = min(fastest.get(key, inf), transfer_s[op])
     if not fastest:
         return np.zeros(len(nominal), dtype=bool)
     owners = np.unique([stream for stream, _ in fastest], return_inverse=True)[1]
-    parts = list(fastest.values())
-    link = np.concatenate([load.links for _, load in parts])
-    owner = np.repeat(owners, [len(load.links) for _, load in parts])
-    demand = np.concatenate([_demand(load, seconds, nominal) for seconds, load in parts])
+    link = np.concatenate([load.links for _, load in fastest])
+    owner = np.repeat(owners, [len(load.links) for _, load in fastest])
+    demand = np.concatenate([_demand(load, seconds, nominal) for (_, load), seconds in fastest.items()])
     order = np.lexsort((link, owner))
     first = np.flatnonzero(np.diff(owner[order] * len(nominal) + link[order], prepend=-1))
     most = np.maximum.reduceat(demand[order], first)

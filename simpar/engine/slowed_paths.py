@@ -53,10 +53,7 @@ class _Order:
     @classmethod
     def of(cls, program: Program) -> _Order:
         """Worked out once and kept with the program."""
-        kept = program.__dict__.get("_order")
-        if kept is None:
-            kept = program.__dict__["_order"] = cls._prepare(program)
-        return kept
+        return program.worked_out(cls._prepare)
 
     @classmethod
     def _prepare(cls, program: Program) -> _Order:

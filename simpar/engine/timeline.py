@@ -26,12 +26,10 @@ class Timeline:
     finish: FloatArray
 
     def __post_init__(self) -> None:
-        for name in ("start", "finish"):
-            array = np.asarray(getattr(self, name), dtype=np.float64)
+        for name, array in (("start", self.start), ("finish", self.finish)):
             if array.shape != (self.program.num_ops,):
                 raise InternalError(f"{name} of {self.program.name} has shape {array.shape}, not one value per op")
             array.setflags(write=False)
-            object.__setattr__(self, name, array)
 
     @property
     def makespan(self) -> float:

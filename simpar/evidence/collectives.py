@@ -87,13 +87,11 @@ class _Models:
     """One model for each machine and option, so that prices are shared by rows."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[int, bool, bool], CollectiveModel] = {}
-        self._kept: list[HardwareProfile] = []
+        self._found: dict[tuple[HardwareProfile, str, bool, bool], CollectiveModel] = {}
 
     def of(self, hardware: HardwareProfile, variant: str = "", *, nvls: bool = True, sharp: bool = False) -> CollectiveModel:
-        key = (id(hardware), nvls, sharp)
+        key = (hardware, variant, nvls, sharp)
         if key not in self._found:
-            self._kept.append(hardware)
             self._found[key] = CollectiveModel(_with_variant(hardware, variant), nvls=nvls, sharp=sharp)
         return self._found[key]
 

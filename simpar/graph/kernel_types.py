@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final, Literal
 
 from simpar.graph.pairs import Pairs
 from simpar.graph.types import Layer, Node
+from simpar.hashed import field_hash
 from simpar.specs.framework_policies import Kernels
 from simpar.specs.losses import FUSED
 from simpar.specs.losses import Loss as LossWork
@@ -17,7 +19,7 @@ Traffic = tuple[tuple[Axes, float], ...]
 HALF: Final = 2.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class KernelPlan:
     """Which rules are in force in one run.
 
@@ -65,10 +67,10 @@ class KernelPlan:
     autocast_powers: bool = False
     frozen_inputs: bool = False
     pairs: Pairs | None = None
-    _hash: int = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_hash", hash(tuple(getattr(self, f.name) for f in fields(self) if f.compare)))
+    @cached_property
+    def _hash(self) -> int:
+        return field_hash(self)
 
     def __hash__(self) -> int:
         return self._hash

@@ -93,12 +93,12 @@ def packed(network: Network, documents: tuple[int, ...]) -> Network:
     """`network` on sequences that hold several documents each: no token attends one of another."""
     if not documents:
         return _interned(network)
-    made: dict[int, Layer] = {}
+    made: dict[Layer, Layer] = {}
 
     def inside(layer: Layer) -> Layer:
-        if id(layer) not in made:
-            made[id(layer)] = replace(layer, nodes=tuple(_inside(node, documents) for node in layer.nodes))
-        return made[id(layer)]
+        if layer not in made:
+            made[layer] = replace(layer, nodes=tuple(_inside(node, documents) for node in layer.nodes))
+        return made[layer]
 
     return _interned(replace(network, layers=tuple(map(inside, network.layers)), mtp=tuple(map(inside, network.mtp))))
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
+from simpar.hashed import HashedOnce
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.keys import BlockOp
 from simpar.parallel.layout import Layout
@@ -35,12 +36,13 @@ def hides_exchanges(layout: Layout, block: LocalBlock, phase: str) -> bool:
     return _overlaps(layout, block) and not _dualpipe(layout) and phase in ("F", "B") and layout.num_microbatches > 1
 
 
-def arranged(ops: Sequence[LocalOp]) -> tuple[LocalOp, ...]:
+@lru_cache(maxsize=4096)
+def arranged(ops: tuple[LocalOp, ...]) -> tuple[LocalOp, ...]:
     """An op list under DualPipe: chunks of its two directions are cut and ordered by hand so that exchanges lie under the other's
     compute (DeepSeek-V3, arXiv 2412.19437, section 3.2.1), in the warm-up as well; no op waits for one, but the list does."""
     exchanges = {index for index, op in enumerate(ops) if isinstance(op.work, ExpertExchange)}
     free = (tuple(d for d in op.deps if d not in exchanges) for op in ops)
-    return tuple(op if op.deps == deps else op._replace(deps=deps) for op, deps in zip(ops, free, strict=True))
+    return HashedOnce(op if op.deps == deps else op._replace(deps=deps) for op, deps in zip(ops, free, strict=True))
 
 
 def _overlaps(layout: Layout, block: LocalBlock) -> bool:

@@ -18,9 +18,9 @@ from simpar.parallel.work import LocalOp, OpList
 _PLAIN: Final = Recompute()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LocalBlock:
-    """One rank's share of a layer.
+    """One rank's share of a layer; a key of memos by itself, not by what it holds.
 
     Attributes:
         name: the layer's.
@@ -55,8 +55,8 @@ class LocalBlock:
     model_flops: float
     attention_flops: float
     repeated_flops: float = 0.0
-    layer: Layer = field(compare=False, repr=False)
-    options: SplitOptions = field(compare=False, repr=False)
+    layer: Layer = field(repr=False)
+    options: SplitOptions = field(repr=False)
 
     @property
     def input_gradient(self) -> tuple[LocalOp, ...]:

@@ -32,7 +32,7 @@ _SCALED_BYTES = {"fp8-block": 1.0 + 4.0 / 128.0, "mxfp8": 1.0 + 1.0 / 32.0, "nvf
 """Bytes per element of a saved fp8 tensor with its scales: fp32 per 128 elements, one byte per 32, one per 16 of 4 bits."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Job:
     """One scenario on its machine.
 
@@ -224,7 +224,7 @@ class Job:
             accumulation_bytes=self._accumulation_bytes,
             gather_copy_bytes=self.framework.data.fsdp_gather_copy_bytes if self.gathers_by_layer else 0.0,
             reduce_copy_bytes=self._reduce_copy_bytes, experts_apart=not self.plan.shard_experts,
-        )  # fmt: skip
+        ).interned  # fmt: skip
 
     @property
     def _reduce_copy_bytes(self) -> float:
@@ -289,7 +289,7 @@ class Job:
     @cached_property
     def plain_options(self) -> SplitOptions:
         """Options without recomputation: embedding, head, layers past the block method's limit."""
-        return replace(self.options, recompute=Recompute())
+        return replace(self.options, recompute=Recompute()).interned
 
     @cached_property
     def gradient_dtype(self) -> str:

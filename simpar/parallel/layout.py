@@ -30,7 +30,7 @@ from simpar.topology.mesh import Mesh
 from simpar.topology.placement import GroupPlacement
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Layout(Job):
     """One scenario laid out.
 
@@ -276,15 +276,8 @@ class Layout(Job):
         return replace(options, lora_rank=0, dequantised_bytes=0.0) if frozen else options
 
     def split(self, block: Layer, options: SplitOptions) -> LocalBlock:
-        """One rank's share of a layer, each computed once; options are slow to hash, and most layers have the same."""
-        key = (id(block), id(options))
-        if key not in self._shares:  # with what has these numbers, so that nothing else ever does
-            self._shares[key] = (block, options, split_block(block, options))
-        return self._shares[key][2]
-
-    @cached_property
-    def _shares(self) -> dict[tuple[int, int], tuple[Layer, SplitOptions, LocalBlock]]:
-        return {}
+        """One rank's share of a layer, each computed once."""
+        return split_block(block, options)
 
     def frozen_bytes(self, block: LocalBlock) -> float:
         """Bytes per frozen weight of a block under low-rank adaptation; only matrices of layers are ever quantised. Of one in fp32

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import Final, Literal
 
 from simpar.graph.casts import EngineCasts
 from simpar.graph.kernel_types import KernelPlan
 from simpar.graph.rematerialise import Recompute
+from simpar.hashed import field_hash
 from simpar.parallel.degrees import Degrees
 from simpar.parallel.work import Implementation
 from simpar.specs.model import MoeSpec
@@ -17,7 +19,7 @@ WeightGradients = Literal["none", "each", "shapes"]
 """16-bit tensors of weight gradients in a backward: none, one at a time, one of every shape kept for good."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SplitOptions:
     """Everything besides the layer that decides one rank's work.
 
@@ -82,6 +84,18 @@ class SplitOptions:
     reduce_copy_bytes: float = 0.0
     experts_apart: bool = False
 
+    @cached_property
+    def _hash(self) -> int:
+        return field_hash(self)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @property
+    def interned(self) -> SplitOptions:
+        """The first of all equal ones: a memo finds it at once, an equal one after a comparison of all fields."""
+        return _first(self)
+
     @property
     def narrow_experts(self) -> bool:
         """Whether experts' matmuls run in fewer than 16 bits."""
@@ -91,3 +105,8 @@ class SplitOptions:
     def narrow(self) -> bool:
         """Whether matmuls run in fewer than 16 bits."""
         return self.dtype.startswith(_NARROW)
+
+
+@lru_cache(maxsize=4096)
+def _first(options: SplitOptions) -> SplitOptions:
+    return options

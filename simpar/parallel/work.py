@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from simpar.hashed import HashedOnce
 from simpar.specs.model import MoeSpec
 
 Direction = Literal["forward", "dgrad", "wgrad"]
@@ -211,4 +212,4 @@ class OpList:
 
     def done(self) -> tuple[LocalOp, ...]:
         """The finished list."""
-        return tuple(self.ops)
+        return HashedOnce(self.ops)

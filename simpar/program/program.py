@@ -8,16 +8,17 @@ price tables.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import cached_property
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.errors import DeadlockError
 
+T = TypeVar("T")
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
@@ -25,6 +26,10 @@ FloatArray = NDArray[np.float64]
 def pointers(counts: Sequence[int] | IntArray) -> IntArray:
     """Where runs of these lengths begin in one array, and its end (CSR)."""
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+Groups = tuple[tuple[int, ...], ...]
+"""Ranks of each of several groups. Long ones are `HashedOnce`: every op is looked up by them."""
 
 
 class OpKind(IntEnum):
@@ -76,10 +81,20 @@ class Transfer:
 
     collective: str
     bytes: float
-    groups: tuple[tuple[int, ...], ...]
+    groups: Groups
 
 
-@dataclass(frozen=True)
+class _WorkedOut(Generic[T]):
+    """As `cached_property`, in the memo of `Program.worked_out`."""
+
+    def __init__(self, what: Callable[[Any], T]) -> None:
+        self._what, self.__doc__ = what, what.__doc__
+
+    def __get__(self, program: Program, owner: type) -> T:
+        return program.worked_out(self._what)
+
+
+@dataclass(frozen=True, eq=False)
 class Program:
     """Ops, their streams and dependencies, as arrays over ops (CSR for the ragged ones).
 
@@ -95,6 +110,7 @@ class Program:
         labels: texts of ops that the arrays do not describe.
         pairs: overlapped op -> (stage, microbatch) of its backward; the arrays describe its forward.
         begins: first op of each action of the schedule, pipeline after pipeline, rank after rank, and behind the last one's.
+        known: memo of `worked_out`; programs that differ in `rank_count` alone may hand it on.
     """
 
     name: str
@@ -115,6 +131,14 @@ class Program:
     labels: dict[int, str] = field(default_factory=dict)
     pairs: dict[int, tuple[int, int]] = field(default_factory=dict)
     begins: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    known: dict[object, Any] = field(init=False, repr=False, default_factory=dict)
+
+    def worked_out(self, what: Callable[[Program], T]) -> T:
+        """What a function says of what waits for what, asked once."""
+        if what not in self.known:
+            self.known[what] = what(self)
+        found: T = self.known[what]
+        return found
 
     @property
     def num_ops(self) -> int:
@@ -142,7 +166,7 @@ class Program:
         """The ops of the stream at `index` of `streams` in its order, int array."""
         return self.stream_ops[self.stream_ptr[index] : self.stream_ptr[index + 1]]
 
-    @cached_property
+    @_WorkedOut
     def op_streams(self) -> tuple[IntArray, IntArray]:
         """CSR (ptr, streams): the streams each op occupies."""
         owner = np.repeat(np.arange(len(self.streams)), np.diff(self.stream_ptr))
@@ -150,7 +174,7 @@ class Program:
         counts = np.bincount(self.stream_ops, minlength=self.num_ops)
         return pointers(counts), owner[order]
 
-    @cached_property
+    @_WorkedOut
     def predecessors(self) -> tuple[IntArray, IntArray]:
         """CSR (ptr, ops): stream predecessors of each op, and dependencies that the order of a stream does not imply."""
         heads = np.repeat(np.arange(self.num_ops), np.diff(self.dep_ptr))
@@ -172,7 +196,7 @@ class Program:
         counts = np.bincount(target, minlength=self.num_ops)
         return pointers(counts), source
 
-    @cached_property
+    @_WorkedOut
     def successors(self) -> tuple[IntArray, IntArray]:
         """CSR (ptr, ops): the transpose of `predecessors`."""
         ptr, source = self.predecessors
@@ -181,7 +205,7 @@ class Program:
         counts = np.bincount(source, minlength=self.num_ops)
         return pointers(counts), target[order]
 
-    @cached_property
+    @_WorkedOut
     def role_streams(self) -> dict[int, tuple[int, ...]]:
         """Indices of the streams of each role."""
         found: dict[int, list[int]] = {}
@@ -189,7 +213,7 @@ class Program:
             found.setdefault(stream.role, []).append(index)
         return {role: tuple(indices) for role, indices in found.items()}
 
-    @cached_property
+    @_WorkedOut
     def topological_order(self) -> tuple[IntArray, IntArray]:
         """Every op behind its predecessors, communication before the compute that it may run beside; the level of each, one more
         than that of any predecessor. Int arrays [ops].
@@ -222,7 +246,7 @@ class Program:
             raise DeadlockError(self._cycle(np.array(waiting, dtype=np.int64)))
         return np.array(order, dtype=np.int64), np.array(level, dtype=np.int64)
 
-    @cached_property
+    @_WorkedOut
     def topological_levels(self) -> tuple[IntArray, ...]:
         """Ops grouped so that every predecessor of a level lies in an earlier one; ascending within a level.
 

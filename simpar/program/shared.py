@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from simpar.parallel.layout import Layout
 from simpar.program.pipelines import Detail
@@ -40,6 +40,5 @@ def with_ranks(program: Program, ranks: tuple[int, ...]) -> Program:
     if program.rank_count == ranks:
         return program
     found = replace(program, rank_count=ranks)
-    own = {field.name for field in fields(program)}
-    found.__dict__.update({name: value for name, value in program.__dict__.items() if name not in own})
+    found.known.update(program.known)
     return found

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
+from simpar.hashed import HashedOnce
 from simpar.parallel.keys import BlockOp, Gather, Reduce, Send
 from simpar.parallel.layout import Layout
 from simpar.parallel.traffic import calls_of, send_collectives, state_collectives
-from simpar.program.program import OpKind, Program, Transfer
+from simpar.program.program import Groups, OpKind, Program, Transfer
 from simpar.program.units import Units
 
-Groups = tuple[tuple[int, ...], ...]
 Share = Callable[[BlockOp], float]
 """Part of an op's bytes that its key stands for (LayoutPricer.exchange_share)."""
 _COMMUNICATION = frozenset({OpKind.SEND_FORWARD, OpKind.SEND_BACKWARD, OpKind.GATHER_PARAMETERS, OpKind.REDUCE_GRADIENTS,
@@ -25,6 +25,7 @@ class _Finder:
     def __init__(self, layout: Layout, program: Program, units: Units, rank_of: dict[int, int], share: Share) -> None:
         self.layout, self.program, self.units, self.rank_of, self.share = layout, program, units, rank_of, share
         self._groups: dict[tuple[str, int, int], Groups] = {}
+        self._distinct: dict[Groups, Groups] = {}
 
     def transfer(self, op: int) -> Transfer | None:
         key = self.program.price_keys[self.program.price[op]]
@@ -43,6 +44,11 @@ class _Finder:
             amount = call.bytes * call.repeat * self.share(key)
             return Transfer(call.name, amount, self.groups(call.dimension, role))
         return None
+
+    def _one(self, groups: Iterable[tuple[int, ...]]) -> Groups:
+        """The first of equal groups, so that none is ever compared rank by rank."""
+        found = HashedOnce(groups)
+        return self._distinct.setdefault(found, found)
 
     @cached_property
     def pipeline_rank(self) -> dict[int, int]:
@@ -65,7 +71,7 @@ class _Finder:
             wanted = self.members(role, everywhere=everywhere)
             at = np.array([layout.mesh.coordinates(int(g[0]))["pp"] == rank for g in table])
             rows = [tuple(int(r) for r in g) for g in table[at]]
-            self._groups[found] = tuple(g for g in rows if wanted is None or g[0] in wanted)
+            self._groups[found] = self._one(g for g in rows if wanted is None or g[0] in wanted)
         return self._groups[found]
 
     def pairs(self, role: int, target: int) -> Groups:
@@ -80,7 +86,7 @@ class _Finder:
             for sender in senders:
                 at = mesh.coordinates(sender)
                 rows.append((sender, mesh.rank(tp=at["tp"], cp=at["cp"], dp=at["dp"], pp=target)))
-            self._groups[key] = tuple(rows)
+            self._groups[key] = self._one(rows)
         return self._groups[key]
 
 

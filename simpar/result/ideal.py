@@ -25,14 +25,14 @@ def ideal_seconds(layout: Layout) -> float:
     if layout.replicas_differ:
         layout = layout.of_rank(0)
     sizes, even = rank_gpus(layout.scenario), layout.scenario.world_size / layout.plan.pp
-    each: dict[tuple[int, int], float] = {}
+    each: dict[tuple[LocalBlock, Layout], float] = {}
     counts: Counter[float] = Counter()
     for stage, blocks in enumerate(layout.stage_blocks):
         own = layout.on(stage)
         # The mean over pipeline ranks, each by its own GPUs.
         share = even / sizes[layout.ranks[stage]] if layout.alone else 1.0
         for block in blocks:
-            key = (id(block), id(own))
+            key = (block, own)
             if key not in each:
                 each[key] = share * _seconds(block, own)
             counts[each[key]] += 1

@@ -362,7 +362,7 @@ def _states(trace: Trace, stages: list[int]) -> list[float]:
 def placeholders(layout: Layout, stages: list[int]) -> dict[tuple[int, int], float]:
     """(rows, columns) -> bytes of what stands for weight gradients that accumulate in place: one tensor of every shape."""
     shapes: dict[tuple[int, int], float] = {}
-    for block in {id(b): b for stage in stages for b in layout.stage_blocks[stage]}.values():
+    for block in dict.fromkeys(b for stage in stages for b in layout.stage_blocks[stage]):
         shapes |= LocalLayer(block.layer, block.options).weight_shapes()
     return shapes
 

@@ -107,4 +107,4 @@ def _schedule(name: str, rows: Rows, replicas: int) -> Schedule:
     s, m = len(rank_of) // replicas, len(microbatches) // replicas
     chains = tuple(Chain(range(i * s, i * s + s), range(i * m, i * m + m)) for i in range(replicas))
     placement = tuple(rank_of[stage] for stage in range(len(rank_of)))
-    return Schedule(name, len(rows), len(microbatches), placement, rows, chains)
+    return Schedule(name, len(rows), len(microbatches), placement, rows, chains if replicas > 1 else ())

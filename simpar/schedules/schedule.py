@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from simpar.schedules.order import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Schedule:
     """Who runs what in which order.
 
@@ -31,7 +32,7 @@ class Schedule:
         num_microbatches: microbatches m of one step, all chains together.
         stage_to_rank: for each (virtual) stage, the rank that holds it.
         rows: for each rank, its actions in order. Compute actions only.
-        chains: the copies of the model. Left out: one chain of all stages and microbatches.
+        copies: the copies of the model. Left out: one of all stages and microbatches.
     """
 
     name: str
@@ -39,19 +40,20 @@ class Schedule:
     num_microbatches: int
     stage_to_rank: tuple[int, ...]
     rows: Rows
-    chains: tuple[Chain, ...] = ()
-    # The (stage, microbatch) pairs, as stage * m + microbatch, that run B: there B is what I means in the
-    # rule.
-    _full_backward: frozenset[int] = field(init=False, repr=False, compare=False)
+    copies: tuple[Chain, ...] = ()
 
-    def __post_init__(self) -> None:
-        m = self.num_microbatches
-        if not self.chains:
-            object.__setattr__(self, "chains", (Chain(range(len(self.stage_to_rank)), range(m)),))
-        backward, pair = Phase.B, Phase.OVERLAP_F_B
+    @cached_property
+    def chains(self) -> tuple[Chain, ...]:
+        """The copies of the model, one at least."""
+        return self.copies or (Chain(range(len(self.stage_to_rank)), range(self.num_microbatches)),)
+
+    @cached_property
+    def _full_backward(self) -> frozenset[int]:
+        """The (stage, microbatch) pairs, as stage * m + microbatch, that run B: there B is what I means in the rule."""
+        m, backward, pair = self.num_microbatches, Phase.B, Phase.OVERLAP_F_B
         leaves = [action for row in self.rows for action in row if action[1] is backward]
         leaves += [leaf for row in self.rows for action in row if action[1] is pair for leaf in action[3] if leaf[1] is backward]
-        object.__setattr__(self, "_full_backward", frozenset([leaf[0] * m + leaf[2] for leaf in leaves]))
+        return frozenset([leaf[0] * m + leaf[2] for leaf in leaves])
 
     @property
     def num_stages(self) -> int:

@@ -207,17 +207,17 @@ def answer(
         known: results of earlier answers over these spaces; new ones are added.
     """
     wish, known = found[0].wish, {} if known is None else known
-    reasons = [(each, s, runs(s.choice.scenario(each.space.template))) for each in found for s in _pool(each)]
-    pools = {id(each): [s for owner, s, reason in reasons if owner is each and not reason] for each in found}
-    refused = tuple(reason for *_, reason in reasons if reason)
-    every = [candidate for each in found for candidate in _candidates(each, pools[id(each)], wish, known)]
+    reasons = [[(s, runs(s.choice.scenario(each.space.template))) for s in _pool(each)] for each in found]
+    pools = [[s for s, reason in own if not reason] for own in reasons]
+    refused = tuple(reason for own in reasons for _, reason in own if reason)
+    every = [candidate for each, pool in zip(found, pools, strict=True) for candidate in _candidates(each, pool, wish, known)]
     chosen = _front(every, wish.front) if wish.front else _ranked(every, wish)
     try_these: tuple[int, ...] = ()
     if chosen and not (wish.front or wish.by_memory or wish.objective == "num_gpus"):
         chosen, try_these = _decided(chosen, wish)
     if not wish.front:
-        bounds = {id(each): _bounds(each, wish) for each in found}
-        chosen = [replace(c, free=free_choices(own, c.scored.choice)) if (own := bounds[id(c.found)]) else c for c in chosen]
+        bounds = {each: _bounds(each, wish) for each in found}
+        chosen = [replace(c, free=free_choices(own, c.scored.choice)) if (own := bounds[c.found]) else c for c in chosen]
     if measured is not None:
         chosen = [replace(c, measured=measured(c.scored.choice.scenario(c.found.space.template))) for c in chosen]
     chosen = [replace(c, trade=trade(chosen[0].result, c.result)) if c is not chosen[0] else c for c in chosen]
@@ -234,7 +234,7 @@ def _ranked(every: list[Candidate], wish: Wish) -> list[Candidate]:
     marked."""
     ordered, seen = [], set()
     for candidate in sorted(every, key=lambda c: _order(c, wish)):
-        key = (id(candidate.found), () if candidate.found.space.recipe else design_key(candidate.scored.choice))
+        key = (candidate.found, () if candidate.found.space.recipe else design_key(candidate.scored.choice))
         if not wish.fold or key not in seen:
             seen.add(key)
             ordered.append(candidate)

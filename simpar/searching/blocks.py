@@ -66,14 +66,14 @@ class Kinds:
     @classmethod
     def of(cls, network: Network) -> Kinds:
         """The kinds of a network (the same numbers for every micro-batch size of a model)."""
-        index: dict[int, int] = {}
-        layer = tuple(index.setdefault(id(block), len(index)) for block in network.layers)
+        index: dict[Layer, int] = {}
+        layer = tuple(index.setdefault(block, len(index)) for block in network.layers)
         numbers, following = [], 2 * len(index)
         for present in (network.embedding, network.mtp, network.mtp_head, network.head, network.tied_head):
             numbers.append(following if present else -1)
             following += bool(present)
-        beside: dict[int, int] = {}
-        encoders = tuple(beside.setdefault(id(e.layer), following + len(beside)) for e in network.encoders)
+        beside: dict[tuple[Layer, bool], int] = {}
+        encoders = tuple(beside.setdefault((e.layer, e.frozen), following + len(beside)) for e in network.encoders)
         return cls(layer, len(index), *numbers, mtp_count=len(network.mtp), encoders=encoders)  # type: ignore[misc, arg-type]
 
     def sequence(self, stage: StageLayers, limit: int | None) -> list[int]:

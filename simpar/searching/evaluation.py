@@ -39,7 +39,7 @@ from simpar.step import interpret, prepare
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Step:
     """A step's program, shared by all layouts of one shape; prices are filled in per layout.
 
@@ -112,7 +112,7 @@ class Evaluation:
 
     def _columns_of(self, step: Step, choice: Choice) -> Columns:
         limit = int(choice.recompute[5:]) if choice.recompute.startswith("full:") else None
-        key = (id(step), choice.pipeline.split, limit)
+        key = (step, choice.pipeline.split, limit)
         if key not in self._columns:
             self._columns[key] = self._describe(step, choice, limit)
         return self._columns[key]
@@ -264,7 +264,7 @@ class Evaluation:
         groups: dict[object, tuple[Program, list[int], list[FloatArray]]] = {}
         for index, choice in enumerate(choices):
             step, table = self.prices(choice)
-            name = (id(step.program), self.pricing.slow_ranks.of(choice.group))
+            name = (step.program, self.pricing.slow_ranks.of(choice.group))
             _, members, rows = groups.setdefault(name, (step.program, [], []))
             members.append(index)
             rows.append(np.concatenate([table.seconds, table.interference]))

@@ -211,8 +211,8 @@ class _Pool:
             for worker in self._workers:
                 if worker.part is None and self._waiting:
                     self._give(worker)
-            ready = {id(pipe) for pipe in wait_for([w.pipe for w in self._workers], timeout=1.0)}
-            for worker in [w for w in self._workers if id(w.pipe) in ready]:
+            ready = wait_for([w.pipe for w in self._workers], timeout=1.0)
+            for worker in [w for w in self._workers if w.pipe in ready]:
                 result = self._hear(worker)
                 if result is not None:
                     del self.left[result.part]

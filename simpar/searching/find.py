@@ -26,7 +26,7 @@ SEED_FROM = 100_000
 """Spaces larger than this are seeded."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Found:
     """What a search found.
 

@@ -33,22 +33,24 @@ from simpar.topology.mesh import Mesh
 
 @dataclass(frozen=True)
 class Space:
-    """What may be chosen around `template`.
+    """What may be chosen around a scenario.
 
     Attributes:
-        template: model, cluster, training, and what no axis covers.
+        scenario: model, cluster, training, and what no axis covers.
         restrictions: axis -> allowed values (fixed, allowed, the scenario's ranges).
         framework: limit to what this framework can run; none = no limit.
         recipe: what was chosen of the training table, in words (see `tasks`).
     """
 
-    template: Scenario
+    scenario: Scenario
     restrictions: dict[str, tuple[Any, ...]]
     framework: str | None = None
     recipe: str = ""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "template", of_jobs(self.template))
+    @cached_property
+    def template(self) -> Scenario:
+        """The scenario at a site that says the same of all layouts."""
+        return of_jobs(self.scenario)
 
     @property
     def machines(self) -> tuple[HardwareProfile, ...]:

@@ -29,7 +29,7 @@ class _AnyWeights:
         layout.__dict__["stage_blocks"] = ((),)
         self._pricer = copy.copy(pricer)
         self._pricer.layout = layout
-        self._pricer.__dict__["stages_of_rank"] = {0: [0]}
+        self._pricer.stages_of_rank = {0: [0]}
 
     def _block_parameters(self, stage: int, first: int, last: int, *, trainable: bool = False) -> tuple[float, float]:
         return (0.0, 0.0) if self._lora and trainable else self._weights

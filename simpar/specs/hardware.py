@@ -185,6 +185,10 @@ class HardwareProfile(Spec):
     """When and by what this very machine was measured (`simpar calibrate` writes it); empty = a type of machine. Times of a
     calibrated machine stand as they were measured: no factor that was fitted on other clusters' runs applies to them."""
 
+    def __hash__(self) -> int:
+        """Of what tells machines of one name apart: tables of rates have no hash."""
+        return hash((self.name, self.nic.kind, self.nic.count, self.nic.bandwidth.value, self.scale_up.bandwidth.value))
+
     @property
     def gpus_per_node(self) -> int:
         """GPUs of one host."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from simpar.hashed import HashedOnce
 from simpar.specs.base import Spec
 
 Positive = Annotated[float, Field(gt=0)]
@@ -88,7 +89,7 @@ class GemmConstants(Spec):
     """Columns that a block of the cast takes in one pass; 0: does not matter."""
     cast_idle: NonNegative = 0.0
     """Share of its time that the idle part of a last pass costs."""
-    residual: tuple[float, ...] = ()
+    residual: Annotated[tuple[float, ...], AfterValidator(HashedOnce)] = ()
     """Natural logarithms of measured over priced time on octaves of m, n, k (costs/gemm_residual.py); empty: none."""
     input_bytes: Positive = 2.0
     output_bytes: Positive = 2.0

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -76,10 +77,13 @@ def exchanges(cells: Sequence[Cell]) -> tuple[list[Cell], list[Cell]]:
 
     Only these tell what a remote rank costs from what the start does; all else is fitted without them.
     """
-    far = _keyed((c for c in cells if c.collective == "all_to_all" and c.geometry.domains > 1), None)
-    several = [c for mine in far.values() if len({c.geometry.domains for c in mine}) > 1 for c in mine]
-    apart = {id(c) for c in several}
-    return several, [c for c in cells if id(c) not in apart]
+
+    def across(cell: Cell) -> bool:
+        return cell.collective == "all_to_all" and cell.geometry.domains > 1
+
+    far = _keyed(filter(across, cells), None)
+    several = {key: mine for key, mine in far.items() if len({c.geometry.domains for c in mine}) > 1}
+    return list(chain(*several.values())), [c for c in cells if not (across(c) and c.key in several)]
 
 
 def pipeline(key: Key, measured: Mapping[str, float]) -> float:
