@@ -169,7 +169,8 @@ def test_a_slower_core_does_not_lengthen_what_the_host_waits_for(month: str, slo
         layout = Layout.of(chosen, 1)
         pricer = LayoutPricer(layout, *cost_models(chosen, layout.hardware))
         seconds = launch_seconds(pricer.layout, pricer.block(layout.stage_blocks[0][1], "F"), "F")
-        return seconds, 0.0 if slows else ATTENTION_SHARE * layout.framework.host.layer_cpu_s
+        modules = ATTENTION_SHARE * layout.framework.host.layer_cpu_s + 0.71e-3 + 5e-6  # one of eight experts a rank
+        return seconds, 0.0 if slows else modules
 
     x86, grace = ([launched(name, capacity) for capacity in (None, 1.0)] for name in ("dgx-b200", "gb200-nvl72"))
     assert x86[0][0] - x86[1][0] == pytest.approx(4.4e-3)
@@ -225,8 +226,9 @@ def test_the_host_runs_ahead_from_pass_to_pass_where_nothing_stops_it(
 def test_the_host_waits_for_the_tokens_of_each_expert_in_a_forward_alone(
     dispatcher: str, capacity: float | None, waits: bool
 ) -> None:
-    """A layer with experts has no modules of a dense feed-forward; a backward knows the counts of its forward, unless the exchange
-    that brought them runs again; what discards its output runs again without the modules around it."""
+    """A layer with experts has router, dispatcher and experts for the modules of a dense feed-forward; a backward knows the counts
+    of its forward, unless the exchange that brought them runs again; what discards its output runs again without the modules
+    around it."""
     from dataclasses import replace
 
     from simpar.costs.host import ATTENTION_SHARE
@@ -251,10 +253,32 @@ def test_the_host_waits_for_the_tokens_of_each_expert_in_a_forward_alone(
         return launch_seconds(pricer.layout, once, phase) - launch_seconds(pricer.layout, replace(once, expert_kernels=0), phase)
 
     less, wait = (1.0 - ATTENTION_SHARE) * spec.host.layer_cpu_s, spec.host.expert_layer_cpu_s if waits else 0.0
-    assert more("F", repeats=False) == pytest.approx(wait - less)
-    assert more("B", repeats=False) == pytest.approx(-less)
-    assert more("B", repeats=True) == pytest.approx(-2.0 * less)
-    assert more("B", repeats=True, experts=True) == pytest.approx(wait - 2.0 * less)
+    forward, backward = 0.71e-3 + 5e-6, 0.48e-3 + 12.5e-6  # one of eight experts a rank
+    assert more("F", repeats=False) == pytest.approx(wait - less + forward)
+    assert more("B", repeats=False) == pytest.approx(backward - less)
+    assert more("B", repeats=True) == pytest.approx(backward - 2.0 * less)
+    assert more("B", repeats=True, experts=True) == pytest.approx(wait - 2.0 * less + backward + forward)
+
+
+def test_more_experts_a_rank_take_the_host_longer() -> None:
+    """Mixtral's eight, all on one rank against one on each of eight: seven more, in a forward and in a backward."""
+    from dataclasses import replace
+
+    from simpar.costs.pricer import LayoutPricer
+    from simpar.step import cost_models
+
+    found = {}
+    for ep in (1, 8):
+        chosen = make_scenario({
+            "model": "mixtral-8x7b", "framework": "megatron-core", "cluster": {"hardware": "dgx-h100", "num_nodes": 1},
+            "plan": {"zero_stage": 1, "ep": ep}, "training": {"sequence_length": 2048, "global_batch_size": 8},
+        })  # fmt: skip
+        layout = Layout.of(chosen, 1)
+        pricer = LayoutPricer(layout, *cost_models(chosen, layout.hardware))
+        price = replace(pricer.block(layout.stage_blocks[0][1], "F"), kernels=0, collectives=0, called=())
+        found[ep] = [launch_seconds(layout, price, phase) for phase in "FB"]
+    one, eight = found[8], found[1]
+    assert [b - a for a, b in zip(one, eight, strict=True)] == pytest.approx([7 * 5e-6, 7 * 12.5e-6])
 
 
 @pytest.mark.parametrize(

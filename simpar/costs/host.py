@@ -20,7 +20,7 @@ by, the other's time on the device hides, and a backward takes about twice as lo
 device's own times would make a faster kernel lengthen the other pass)."""
 ATTENTION_SHARE = 0.5
 """Of a dense layer's modules, and so of the host's time beside its launches: what a layer with experts keeps (assumed: attention
-and feed-forward alike; the kernels of router, dispatch and experts are counted one by one)."""
+and feed-forward alike); router, dispatcher and experts have times of their own (`Host.expert_modules_cpu_s`)."""
 
 ROTATED: Final = {"F": 12, "B": 10}
 """Kernels that turn one document's queries, or its keys: sine and cosine of its angles scaled and cast, two products, the halves
@@ -132,8 +132,8 @@ def launch_seconds(layout: Layout, price: BlockPrice, phase: str) -> float:
         return slow * price.kernels * spec.host.compiled_launch_s + beside
     forwards = 1.0 if phase == "F" else passes - 1.0
     known = spec.host.layer_slowdown
-    own = slow if known is None else known * layout.hardware.node.core_slowdown * layout.calibration.host
-    own *= spec.host.layer_cpu_s
+    modules = slow if known is None else known * layout.hardware.node.core_slowdown * layout.calibration.host
+    own = modules * spec.host.layer_cpu_s
     again = price.repeated_kernels * (spec.host.launch_s - spec.host.backward_launch_s)  # a repeated forward comes from Python
     host = price.kernels * each + slow * again + beside + passes * own + slow * forwards * price.pairs * spec.host.adapter_cpu_s
     if price.quantised:
@@ -149,7 +149,7 @@ def launch_seconds(layout: Layout, price: BlockPrice, phase: str) -> float:
         counts = layout.host_counts_tokens and (phase == "F" or price.repeats_experts)
         # What it waits for is the device and the counts of other ranks: a slower core does not lengthen that.
         waits = spec.host.expert_layer_cpu_s if counts else 0.0
-        host += waits - passes * (1.0 - ATTENTION_SHARE) * own
+        host += waits - passes * (1.0 - ATTENTION_SHARE) * own + modules * _experts_s(layout, price, phase)
     if spec.host.fsdp_module_cpu_s and layout.plan.zero_stage == 3:
         # A fetch or two ahead, the host hides behind the layer's kernels what its hooks take, norms' chains included.
         hooks = passes * (price.weights + price.containers)
@@ -162,6 +162,16 @@ def launch_seconds(layout: Layout, price: BlockPrice, phase: str) -> float:
         lists = price.matrices * (1 if phase == "F" else 2)
         host += price.seconds + slow * lists * layout.placement("shard").size * spec.host.launch_s
     return host
+
+
+def _experts_s(layout: Layout, price: BlockPrice, phase: str) -> float:
+    """Host time of the modules of a layer's experts, its router and dispatcher in a phase, on a core that is not slower."""
+    host, moe = layout.framework.host, layout.options.moe
+    local = moe.num_experts / layout.options.degrees.ep if moe is not None else 0.0
+    forward, backward = (every + local * each for every, each in zip(host.expert_modules_cpu_s, host.expert_cpu_s, strict=True))
+    if phase == "F":
+        return forward
+    return backward + (forward if price.repeats_experts else 0.0)
 
 
 def _documents_s(layout: Layout, price: BlockPrice, phase: str, forwards: float) -> float:

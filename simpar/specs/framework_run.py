@@ -28,6 +28,9 @@ class Host(Policy):
         rotates_each_document, reorders_each_document: where sequences hold several documents, an unfused rotary embedding, and
             context parallelism by all-to-all, go through these one by one (costs/host.py, `_documents_s`).
         expert_layer_cpu_s: host time of a forward in which it waits for the tokens of each expert (`Layout.host_counts_tokens`).
+        expert_modules_cpu_s: host time of router, dispatcher and experts in a forward and in a backward, beside their launches: it
+            stands in a layer with experts in place of the modules of a dense feed-forward.
+        expert_cpu_s: what each expert of a rank adds to these, beside its products' launches.
         collective_cpu_s: host time to issue one collective inside a layer (tensor, context, expert).
         tensor_module_cpu_s: host time that tensor parallelism adds to a product or a norm in a forward and in a backward where
             every operation is dispatched eagerly through distributed tensors (torch DTensor); none inside a compiled graph.
@@ -63,6 +66,8 @@ class Host(Policy):
     rotates_each_document: bool = False
     reorders_each_document: bool = False
     expert_layer_cpu_s: float = 0.0
+    expert_modules_cpu_s: tuple[float, float] = (0.0, 0.0)
+    expert_cpu_s: tuple[float, float] = (0.0, 0.0)
     collective_cpu_s: float = 50e-6
     tensor_module_cpu_s: tuple[float, float] = (0.0, 0.0)
     fsdp_module_cpu_s: float = 0.0
