@@ -72,6 +72,7 @@ class Kernels(Policy):
         narrow_inputs: precisions whose matmuls keep their inputs in that format although the framework otherwise keeps 16 bits.
         fp8_storage: (saved tensor, bytes per element) of what is kept in a narrow format under fp8 beside the inputs of matmuls.
         saves_exchanged_output: under context parallelism by all-to-all the attention output is kept before its exchange as well.
+        turns_output: the attention output of several sequences is copied into another layout for what multiplies it.
         torch_ring: context parallelism other than by all-to-all is torch's ring (parallel/context.py, `_torch_ring`).
         attention: (architecture, kernel) pairs; an architecture that is missing takes the pair of "".
         attention_head_dim: (architecture, part of a GPU's name or "", widest head, kernel of wider ones); of those that apply the
@@ -145,6 +146,7 @@ class Kernels(Policy):
     narrow_inputs: tuple[str, ...] = ()
     fp8_storage: tuple[tuple[str, float], ...] = ()
     saves_exchanged_output: bool = False
+    turns_output: bool = False
     torch_ring: bool = False
     attention: tuple[tuple[str, AttentionKernel], ...] = (("", "fa2"), ("hopper", "fa3"), ("blackwell", "cudnn"))
     attention_head_dim: tuple[tuple[str, int, AttentionKernel], ...] = ()
