@@ -17,10 +17,12 @@ from simpar.parallel.keys import Send
 from simpar.parallel.layout import Layout
 from simpar.parallel.traffic import send_collectives
 from simpar.parallel.work import AttentionWork, Collective, Gemm, LocalOp, MemoryWork
+from simpar.result.stage_ends import kept_outputs, last_outputs
 from simpar.specs.calibration import constant
 from simpar.specs.framework import framework
 from simpar.specs.hardware import load_hardware
 from simpar.specs.scenario import read_scenario
+from simpar.step import simulate
 
 ROOT = Path(__file__).parents[1]
 SCENARIO = ROOT / "scenarios" / "gpt3-175b_a100x384_tp8pp12.toml"
@@ -139,6 +141,50 @@ def test_a_gate_of_its_own_reduces_its_inputs_gradient_and_waits() -> None:
     ops, found = backward("aa-scaling")
     for index, _ in found:
         assert index in next(op for op in ops[index:] if op.stream == "compute").deps
+
+
+def test_a_pipeline_engine_holds_the_logits_before_without_pipeline_too() -> None:
+    """Aleph-Alpha/scaling has two buffers for outputs in turn: beside a micro-batch's logits those of the one before."""
+
+    def layout(name: str, date: str, pp: int) -> Layout:
+        pieces = [f"framework={name}", f"framework_version={date}", "plan.tp=1", f"plan.pp={pp}", "training.micro_batch_size=2"]
+        return Layout.of(read_scenario(SCENARIO, pieces), pp)
+
+    def held(name: str, date: str, pp: int) -> float:
+        found = layout(name, date, pp)
+        return last_outputs(found, found.stage_blocks[-1][-1])
+
+    logits = 2 * 2048 * 50257 * 2.0
+    assert layout("aa-scaling", "2023-07", 1).scenario.model.vocab_size == 50257
+    for pp in (1, 12):
+        assert held("aa-scaling", "2023-07", pp) == pytest.approx(logits)
+        assert held("megatron-core", "2023-07", pp) == 0.0
+    assert held("torchtitan", "2026-01", 1) == 0.0
+    assert held("torchtitan", "2026-01", 12) > 0.0
+    assert kept_outputs(layout("aa-scaling", "2023-07", 12), 0) == 2 * 2048 * 12288 * 2.0
+    assert kept_outputs(layout("aa-scaling", "2023-07", 12), 11) == 0.0
+
+
+def test_the_logits_before_count_in_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are there when the last stage's memory is at its highest, once."""
+    pieces = ["framework=aa-scaling", "framework_version=2023-07", "training.micro_batch_size=4", "plan.tp=1"]
+    scenario = read_scenario(SCENARIO, pieces)
+    grown = simulate(scenario, detail="stage").memory[-1].allocated_bytes
+    monkeypatch.setattr("simpar.result.memory.last_outputs", lambda *_: 0.0)
+    assert grown - simulate(scenario, detail="stage").memory[-1].allocated_bytes == pytest.approx(4 * 2048 * 50257 * 2.0)
+
+
+def test_a_batch_whose_attention_output_is_turned_keeps_it_twice() -> None:
+    """Aleph-Alpha/scaling: of one sequence the turned output is a view; without a fused kernel nobody keeps what it was."""
+
+    def copies(name: str, batch: int, kernel: str = "fa2") -> float:
+        pieces = [f"framework={name}", "framework_version=2023-07", "plan.recompute=none", f"training.micro_batch_size={batch}"]
+        scenario = read_scenario(SCENARIO, [*pieces, f"training.attention_kernel={kernel}"])
+        saved = Layout.of(scenario, 12).stage_blocks[1][0].saved
+        return sum(size for name, size in saved if name.endswith("/out_copies"))
+
+    assert copies("aa-scaling", 4) == 4 * 2048 * 12288 / 8 * 2.0
+    assert copies("aa-scaling", 1) == copies("aa-scaling", 4, "unfused") == copies("megatron-core", 4) == 0.0
 
 
 def test_columns_that_are_linears_of_their_own_meet_the_tensor_ranks_one_by_one() -> None:

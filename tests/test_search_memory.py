@@ -215,6 +215,7 @@ def test_fullest_moments_by_formula_are_those_of_the_order(name: str, ranks: int
 @pytest.mark.parametrize(
     ("semantics", "fix"),
     [("internevo", ()), ("torchtitan", ("pp=2", "zero_stage=3")), ("nanotron", ("pp=4",)),
+     ("aa-scaling", ()), ("aa-scaling", ("pp=2",)),
      ("torchtitan", ("pp=2", "schedule=1f1b")), ("torchtitan", ("pp=4", "schedule=interleaved")),
      ("torchtitan", ("pp=2", "schedule=dualpipe-v")), ("olmo-core", ("pp=2", "schedule=1f1b"))],
 )  # fmt: skip

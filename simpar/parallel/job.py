@@ -105,11 +105,11 @@ class Job:
         """Which kernels the framework runs layers with."""
         training, plan, spec, compiled = self.training, self.plan, self.framework, self.compiled
         own, fp8 = spec.kernels, training.narrow_in("linears")
-        tokens = training.micro_batch_size * training.sequence_length / plan.cp
         in_graph = training.compile == "loss" or (compiled and training.compile != "model")
-        sizes = (tokens, *head_sizes(self.scenario.model))
+        sizes = (training.micro_batch_size * training.sequence_length / plan.cp, *head_sizes(self.scenario.model))
         loss = loss_of(spec, training.cross_entropy, compiled=in_graph, tp=plan.tp, sizes=sizes, pure=self.pure_bf16)
         narrow = fp8 and (not own.saves_gathered_input or training.precision in own.narrow_inputs)
+        turned = own.turns_output and training.micro_batch_size > 1 and self.attention_kernel != "unfused"
         return KernelPlan(
             library=library_of(own, training, compiled=compiled, tp=plan.tp, math_attention=self._math_attention),
             loss=loss,
@@ -123,7 +123,7 @@ class Job:
             logits_gathered=1 if self._loss_parallel else plan.tp,
             gather_share=0.5 if own.separate_casts and training.precision == "fp8" else 1.0,
             overlapped_gathers=training.precision != "fp8-rowwise",
-            output_copies=float(own.saves_exchanged_output and plan.cp > 1 and plan.cp_style == "ulysses"),
+            output_copies=float((own.saves_exchanged_output and plan.cp > 1 and plan.cp_style == "ulysses") or turned),
             stored=own.fp8_storage if fp8 else (),
             # DeepEP and HybridEP send fp32 (Megatron-Core token_dispatcher.py: token_probs.float()), others what the router has.
             row_probability_bytes=4.0 if plan.ep_dispatcher in ("deepep", "hybridep") else 2.0,

@@ -60,7 +60,8 @@ def kept_by_overlap(layout: Layout, stages: Sequence[int]) -> float:
 
 def last_outputs(layout: Layout, block: LocalBlock) -> float:
     """Logits of a micro-batch where those of all, or of one, stay to the end of the step."""
-    if layout.framework.pipeline.last_outputs == "none" or layout.plan.pp == 1:
+    policy = layout.framework.pipeline
+    if policy.last_outputs == "none" or (layout.plan.pp == 1 and not policy.engine_of_one_stage):
         return 0.0
     logits, plan = sum(v for name, v in block.saved if name == "head/logits"), block.options.kernels
     return logits * plan.element / plan.loss.logit_bytes(plan.element)

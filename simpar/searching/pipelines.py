@@ -46,7 +46,8 @@ class Pipelines:
     def in_flight(self, pipeline: Pipeline, pp: int, m: int) -> InFlight:
         """What ranks hold at their worst moments, by class of stages (see `Stages.which`)."""
         which = self.plain_stages(pipeline, pp).which
-        outputs = {"none": 0, "one": 1, "all": m}[self.pricing.framework.pipeline.last_outputs] if pp > 1 else 0
+        policy = self.pricing.framework.pipeline
+        outputs = {"none": 0, "one": 1, "all": m}[policy.last_outputs] if pp > 1 or policy.engine_of_one_stage else 0
         if outputs < 2 and pipeline.schedule in ("1f1b", "interleaved") and m % pp == 0:
             m = min(m, 3 * pp)  # the warm-up holds the most, and all after it repeats itself
         key = (pipeline.schedule, pipeline.virtual_stages, pp, m, which.tobytes())

@@ -285,8 +285,8 @@ def calibration_for(framework: str, architecture: str) -> RunCalibration:
     """The run-level constants of a framework on a GPU architecture: nested groups combined and kept within their bounds.
 
     A width (`WIDTHS`) is that of the narrowest group that has one; on an architecture that no group has seen, the largest of all.
-    The interval of a family that no group names, or none on this architecture, is at least that of `UNFAMILIAR` ones, and that of
-    the family on others.
+    The interval of a family that no group names on this architecture is at least that of `UNFAMILIAR` ones, and that of the family
+    on others.
     """
     others, family = _OTHERS.get(), family_of(framework)
     return _shipped(family, architecture) if others is None else _combined(others, family, architecture)
@@ -320,7 +320,7 @@ def _combined(entries: tuple[Constant, ...], family: str, architecture: str) -> 
         elif entry.name in SECONDS:
             found[entry.name] += entry.value * entry.share(family)
     clipped = {name: within(name, value) for name, value in found.items()}
-    widths = {name: _width(entries, name, family, architecture) for name in WIDTHS}
+    widths = {name: width_in_force(entries, name, family, architecture) for name in WIDTHS}
     return RunCalibration(**clipped, **widths)
 
 
@@ -330,8 +330,8 @@ def within(name: str, value: float) -> float:
     return min(max(value, low), high)
 
 
-def _width(entries: tuple[Constant, ...], name: str, family: str, architecture: str) -> float:
-    """A width of `WIDTHS` for one group."""
+def width_in_force(entries: Iterable[Constant], name: str, family: str, architecture: str) -> float:
+    """A width of `WIDTHS` for a family on an architecture, see `calibration_for`."""
     alike = [entry for entry in entries if entry.name == name]
     here = [entry for entry in alike if entry.holds(family, architecture)]
     if not here:
@@ -339,13 +339,8 @@ def _width(entries: tuple[Constant, ...], name: str, family: str, architecture: 
     narrowest = max(here, key=lambda e: sum(key != ANY for key in (e.family, e.architecture)))
     if narrowest.family == family:
         return narrowest.value
-    own = [entry for entry in alike if entry.family == family]
-    if any(not entry.architectures or architecture in entry.architectures for entry in own):
-        return narrowest.value
-    # A family that no run of the fits had, or not on such a chip: as far off as strangers are, and as that family is elsewhere.
-    strange = (entry.value for entry in alike if entry.family == UNFAMILIAR)
-    elsewhere = (entry.value for entry in own if entry.architecture == ANY)
-    return max((narrowest.value, *strange, *elsewhere))
+    # Few sources have this family on such a chip, or none: as far off as strangers are, and as the family is elsewhere.
+    return max([narrowest.value, *(entry.value for entry in alike if entry.family in (UNFAMILIAR, family))])
 
 
 _LEFT_OUT: set[str] = set()

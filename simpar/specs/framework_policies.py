@@ -70,11 +70,10 @@ class Kernels(Policy):
         quantised_inputs: products with a frozen weight in fewer than 16 bits keep what they multiply all the same.
         narrow_inputs: precisions whose matmuls keep their inputs in that format although the framework otherwise keeps 16 bits.
         fp8_storage: (saved tensor, bytes per element) of what is kept in a narrow format under fp8 beside the inputs of matmuls.
-        saves_exchanged_output: under context parallelism by all-to-all the attention output is kept before its exchange as well.
+        saves_exchanged_output, turns_output: the attention output before its all-to-all, or its turn if a batch, is kept as well.
         torch_ring: context parallelism other than by all-to-all is torch's ring (parallel/context.py, `_torch_ring`).
         attention: (architecture, kernel) pairs; an architecture that is missing takes the pair of "".
-        attention_head_dim: (architecture, part of a GPU's name or "", widest head, kernel of wider ones); of those that apply the
-            last counts.
+        attention_head_dim: (architecture, part of a GPU's name or "", widest head, kernel of wider ones); the last to apply counts.
         rocm_attention: what runs instead of a fused kernel of `attention` on AMD's GPUs, FlexAttention apart: fa2 (Composable
             Kernel: flash-attn's and, at first, TransformerEngine's), aiter; "" = what torch's SDPA runs there.
         rocm_sdpa: what that is.
@@ -144,6 +143,7 @@ class Kernels(Policy):
     narrow_inputs: tuple[str, ...] = ()
     fp8_storage: tuple[tuple[str, float], ...] = ()
     saves_exchanged_output: bool = False
+    turns_output: bool = False
     torch_ring: bool = False
     attention: tuple[tuple[str, AttentionKernel], ...] = (("", "fa2"), ("hopper", "fa3"), ("blackwell", "cudnn"))
     attention_head_dim: tuple[tuple[str, int, AttentionKernel], ...] = ()

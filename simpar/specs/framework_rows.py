@@ -261,13 +261,18 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
               "overlap_grad_reduce": False, "overlap_param_gather": False, "wgrad_accumulation_fusion": False,
               "gradient_adds": "always", "tp_backward_overlap": False, "columns_apart": ("mlp",), "whole_gradient_bytes": 0.0,
               "overlap_p2p_interleaved": False, "logits_fp32_copies": 3.0, "loss": "unfused", "logits_vocab_parallel": False,
-              "saves_gathered_input": True, "weight_gradients": "each", "attention": (("", "fa2"),)},
+              "saves_gathered_input": True, "weight_gradients": "each", "attention": (("", "fa2"),),
+              "keeps_stage_outputs": True, "last_outputs": "one", "engine_of_one_stage": True, "turns_output": True},
              "Hagemann et al. 2023 (arXiv 2311.05610), section 3; in-house Megatron-style code, unfused but for the named kernels, "
              "so autograd adds up gradients (torch AccumulateGrad). Inferred from which of its runs fit: 13B without model "
              "parallelism does, so gradients take 2 bytes; long micro-batches at high tensor parallelism do not, so logits and "
              "inputs are gathered. Its later release, Aleph-Alpha/scaling of 2024-08: core/nn/linear/utils.py "
              "_CopyToModelParallelRegion reduces input gradients before it goes on; core/nn/mlp.py ParallelSwiGLUMLP has dense_in "
-             "and siglu_weight, a column-parallel matmul each"),),
+             "and siglu_weight, a column-parallel matmul each; core/nn/parallel_module/parallel_module.py takes a stage's output "
+             "from its buffer when its gradient arrives, those of the last stage never, and pipeline_schedule/train.py has two "
+             "buffers or more in turn, without pipeline too: the logits of the micro-batch before are still there; "
+             "core/nn/attention/attention.py flash_attention turns its output to heads first and its caller back, two copies "
+             "where there is more than one sequence"),),
     ),
     "aa-scaling-fused-norm": (
         "aa-scaling",

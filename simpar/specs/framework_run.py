@@ -111,6 +111,7 @@ class Pipeline(Policy):
         keeps_stage_outputs: every stage output is held until its backward (DeepSpeed; Megatron before deallocate_pipeline_outputs).
         frees_stage_inputs: the input of a pipeline stage is given back after its forward, what its first norm saves of it too.
         last_outputs: micro-batches whose logits stay to the step's end: none, all (torch's pipelining), one (return_outputs=False).
+        engine_of_one_stage: a job without pipeline runs through the pipeline's engine too, so that `last_outputs` holds there.
         overlap_keeps_backward: where exchanges between expert ranks are hidden behind another micro-batch, all activations of the
             one whose backward runs stay until it has ended.
         receive_buffers_per_microbatch: every micro-batch has receive buffers of its own, made before the first (the same).
@@ -128,6 +129,7 @@ class Pipeline(Policy):
     keeps_stage_outputs: bool = False
     frees_stage_inputs: bool = False
     last_outputs: Literal["none", "one", "all"] = "none"
+    engine_of_one_stage: bool = False
     overlap_keeps_backward: bool = False
     receive_buffers_per_microbatch: bool = False
 

@@ -113,12 +113,17 @@ def peaks_text(peaks: Sequence[Peak]) -> str:
     """How far off peaks of memory are, and how their intervals do on sources that they do not come from: by source, and by run."""
     inside, score = peaks_covered(peaks)
     off = np.array([abs(math.expm1(-p.off)) for p in peaks])
-    names = np.array([p.source for p in peaks])
-    means = [np.mean([[x[names == name].mean() for name in np.unique(names)] for x in (off, inside, score)], axis=1)]
-    means.append(np.array([off.mean(), inside.mean(), score.mean()]))
-    over = (f"{len(np.unique(names))} sources", f"{len(peaks)} runs")
-    figures = [f"{o:.1%}, coverage {c:.0%}, interval score {s:.2f}" for o, c, s in means]
-    return "; ".join(f"mean over {what} {text}" for what, text in zip(over, figures, strict=True))
+    names, told = np.array([p.source for p in peaks]), np.array([not p.open for p in peaks])
+
+    def text(rows: NDArray[np.bool_]) -> str:
+        by_source = [[x[rows & (names == name)].mean() for name in np.unique(names[rows])] for x in (off, inside, score)]
+        over = (
+            (f"{len(by_source[0])} sources", np.mean(by_source, axis=1)),
+            (f"{rows.sum()} runs", [x[rows].mean() for x in (off, inside, score)]),
+        )
+        return "; ".join(f"mean over {what} {o:.1%}, coverage {c:.0%}, interval score {s:.2f}" for what, (o, c, s) in over)
+
+    return f"{text(np.ones(len(peaks), dtype=bool))}; that state all facts: {text(told)}"
 
 
 def as_toml(entries: Iterable[Constant], unseen: Iterable[Unseen] = ()) -> str:

@@ -8,8 +8,8 @@ The gate asks the group itself. A constant stays only where the error of the sou
 falls by more than the standard error of that gain; the least useful one goes first, and all others are refitted. Of one that pays
 for all together, a family takes the share that its own left-out sources make it probable to help them (`Constant.shares`): all or
 nothing would let one source of the family decide. A run that is off by more than `WORST` has another cause, and tells nothing
-there: a few such runs of a family would else carry a factor that harms its next source. Left-out errors while constants are dropped come from the linearised fit, which is exact for the prior and one
-step from the robust optimum.
+there: a few such runs of a family would else carry a factor that harms its next source. Left-out errors while constants are dropped
+come from the linearised fit, which is exact for the prior and one step from the robust optimum.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Container, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +22,7 @@ from rich.progress import track
 from simpar.errors import SimparError
 from simpar.evidence.predicted import Prediction, predict, stage_passes, stalled
 from simpar.evidence.run_rows import read_runs
-from simpar.evidence.run_type import Measured
+from simpar.evidence.run_type import Run
 from simpar.result.interval import HALF_WIDTH
 from simpar.specs.architecture import has_experts
 from simpar.specs.calibration import (
@@ -64,6 +64,7 @@ class Sample:
         measured: seconds.
         down, up: logarithms of the step time over the lower and of the upper end over the step time, by the parts' own intervals.
         id: of the run.
+        open: whether the run leaves facts open, so that this is its usual reading.
     """
 
     family: str
@@ -76,24 +77,27 @@ class Sample:
     down: float = 0.0
     up: float = 0.0
     id: str = ""
+    open: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """A measured peak memory: where it was published, whether the model has experts, and log(measured / predicted)."""
+    """A measured peak memory: where it was published, whether the model has experts, log(measured / predicted), and whether the run
+    leaves facts open."""
 
     source: str
     experts: bool
     off: float
+    open: bool = False
 
 
-def seen_of(
-    scenario: Scenario, source: str, model: str, measured: Measured, entries: tuple[Constant, ...] = (), name: str = ""
-) -> tuple[Sample | None, Peak | None]:
+def seen_of(run: Run, entries: tuple[Constant, ...] = ()) -> tuple[Sample | None, Peak | None]:
     """A run's step time, split around `entries`, and its peak memory, beside what is simulated under these.
 
     None of either where it was not measured or cannot be simulated; no step time where it was stalled.
     """
+    scenario, measured, source = run.scenario, run.measured, str(run.group.get("source", ""))
+    assert scenario is not None
     spec, architecture = framework(scenario.framework, scenario.framework_version), scenario.hardware.gpu.architecture
     try:
         with calibrated_by(entries):
@@ -102,7 +106,8 @@ def seen_of(
     except SimparError:
         return None, None
     peaks = measured.peaks(found)
-    peak = Peak(source, has_experts(scenario.model), math.log(peaks[0] / peaks[1])) if peaks else None
+    unsure = bool(run.open_facts)
+    peak = Peak(source, has_experts(scenario.model), math.log(peaks[0] / peaks[1]), unsure) if peaks else None
     if not measured.step_time_s or stalled(found, scenario, measured.step_time_s):
         return None, peak
     parts = _parts(found, scenario, np.array([getattr(here, name) for name in FACTORS]))
@@ -110,7 +115,8 @@ def seen_of(
     rest = found.step_time_s - float(parts @ known)
     down = _own(found.step_time_s / found.step_low_s, here.interval_down, here)
     up = _own(found.step_high_s / found.step_time_s, here.interval_up, here)
-    sample = Sample(family_of(spec.name), architecture, source, model, tuple(parts), rest, measured.step_time_s, down, up, name)
+    where = (family_of(spec.name), architecture, source, str(run.group.get("model_name", "")))
+    sample = Sample(*where, tuple(parts), rest, measured.step_time_s, down, up, run.id, unsure)
     return (sample if math.isfinite(sum(parts) + rest) else None), peak
 
 
@@ -225,17 +231,18 @@ def collect(
         without: properties of kernels that prices leave out.
     """
     jobs = [
-        (run.scenario, str(run.group.get("source", "")), str(run.group.get("model_name", "")), run.measured, entries, run.id)
+        run
         for file in files
         for run in read_runs(file)
         if run.scenario is not None and not run.excluded and not run.skipped and not run.measured.out_of_memory
     ]
     rows = defaultdict(list)
-    for job in jobs:
-        if only == ANY or job[1] in only:
-            rows[job[1]].append(job)
+    for run in jobs:
+        source = str(run.group.get("source", ""))
+        if only == ANY or source in only:
+            rows[source].append(run)
     kept = [members[i] for members in rows.values() for i in evenly(len(members))]
     with ProcessPoolExecutor(workers, initializer=leave_out, initargs=(without,)) as pool:
-        found = pool.map(seen_of, *zip(*kept, strict=True), chunksize=8)
+        found = pool.map(partial(seen_of, entries=entries), kept, chunksize=8)
         seen = list(track(found, "runs", len(kept)))
     return [s for s, _ in seen if s is not None], [p for _, p in seen if p is not None]
