@@ -25,11 +25,11 @@ MOST_READINGS: Final = 256
 PRIORS: Final[dict[str, dict[Any, float]]] = {
     "plan.recompute": {"full": 0.33, "none": 0.53, "selective": 0.14},
     "plan.virtual_stages": {1: 0.45, 2: 0.08, 3: 0.08, 4: 0.11, 5: 0.04, 6: 0.02, 8: 0.12, 12: 0.07, 20: 0.04},
-    "plan.zero_stage": {0: 0.24, 1: 0.2, 2: 0.08, 3: 0.48},
+    "plan.zero_stage": {0: 0.24, 1: 0.19, 2: 0.08, 3: 0.48},
     "plan.sequence_parallel": {False: 0.2, True: 0.8},
     "plan.overlap_grad_reduce": {False: 0.15, True: 0.85},
     "plan.overlap_param_gather": {False: 0.2, True: 0.8},
-    "training.micro_batch_size": {1: 0.42, 2: 0.14, 3: 0.01, 4: 0.16, 5: 0.01, 6: 0.01, 8: 0.09, 12: 0.02, 16: 0.04, 32: 0.04,
+    "training.micro_batch_size": {1: 0.41, 2: 0.14, 3: 0.01, 4: 0.16, 5: 0.01, 6: 0.02, 8: 0.1, 12: 0.02, 16: 0.04, 32: 0.04,
                                   64: 0.01},
     "training.compile": {False: 0.39, True: 0.61},
 }  # fmt: skip
