@@ -185,7 +185,7 @@ def test_compute_beside_sends_is_slowed_in_the_bounds() -> None:
 
 
 def test_what_goes_to_the_host_first_is_in_the_bounds() -> None:
-    """Backwards wait for copies that take longer than forwards: the same layout without takes 0.86 of the time."""
+    """Backwards wait for copies that take longer than forwards: the same layout without takes 0.87 of the time."""
     free = ("tp=4", "cp=2", "pp=2", "dp=4", "schedule=interleaved_bfs", "virtual_stages=8", "micro_batch_size=4", "zero_stage=1",
             "split=alone", "recompute=none", "sequence_parallel=true", "overlap_tp=true", "cp_style=all_gather",
             "offload_optimizer=false", "offload_activations=1", "shard_size=none", "overlap_grad_reduce=true",
@@ -196,7 +196,7 @@ def test_what_goes_to_the_host_first_is_in_the_bounds() -> None:
     node = (choice.group, choice.micro_batch_size, microbatches(branch, choice), choice.variant)
     table = branch.design_bounds.open_layouts(Design(*node, choice.pipeline), Incumbents(by_memory=True))
     time_s = branch.evaluation.longest_path(choice)
-    assert branch.evaluation.longest_path(replace(choice, offload=replace(choice.offload, activations=0.0))) < 0.87 * time_s
+    assert branch.evaluation.longest_path(replace(choice, offload=replace(choice.offload, activations=0.0))) < 0.88 * time_s
     assert 0.94 < float(table.time_s.min()) / time_s <= SLACK
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 from parameter_ledger import mtp_parameters, parameters
 
@@ -154,4 +156,5 @@ def test_degree_one_is_the_identity() -> None:
     one = split_block(block, SplitOptions(Degrees(), STYLE))
     assert not any(isinstance(op.work, Collective) for op in (*one.forward, *one.backward))
     sequence = split_block(block, SplitOptions(Degrees(sequence_parallel=True), STYLE))
-    assert sequence == one
+    for field in (f.name for f in fields(one) if f.name != "options"):
+        assert getattr(sequence, field) == getattr(one, field), field

@@ -115,14 +115,14 @@ class Sends:
 
 
 def pipeline_bound(
-    shape: Shape, passes: FloatArray, seconds: FloatArray, compute: FloatArray, m: int, sends: Sends, known: Ways
+    shape: Shape, passes: FloatArray, seconds: FloatArray, paired: FloatArray, m: int, sends: Sends, known: Ways
 ) -> PipelineBound:
     """The chains of a pipeline.
 
     Args:
         shape: of the schedule; passes: of its ranks, where some of them are pairs (see `paired_passes`).
         seconds: float array [R, 4 phases, stages], durations of whole stages.
-        compute: the same without communication, for passes in pairs (see `Stages.compute`).
+        paired: what pairs take no less of, float array [2, R, 4 phases, stages] (see `Stages.in_pairs`).
         m: micro-batches per step.
         sends: its boundary tensors; known: the `ways` of its schedule.
     """
@@ -130,8 +130,8 @@ def pipeline_bound(
     heads, tails, own = known
     head = [forward @ way.T + send * (count - sends.loss * passed) for way, count, passed in heads]
     if shape.style == "pairs":
-        each = np.stack([forward, compute[:, F], seconds[:, B], compute[:, B], seconds[:, I], seconds[:, W]])
-        work = np.einsum("krs,kps->rp", each, passes * shape.slow[:, None])
+        each = [np.stack([forward, least[:, F], seconds[:, B], least[:, B], seconds[:, I], seconds[:, W]]) for least in paired]
+        work = np.maximum(*(np.einsum("krs,kps->rp", one, passes * shape.slow[:, None]) for one in each))
     else:
         backward = seconds[:, B] if shape.style == "full" else seconds[:, I] + seconds[:, W]
         work = m * ((forward + backward) @ shape.share.T)

@@ -88,7 +88,7 @@ class DesignBounds:
         stages, slow = again.stages, self.pricing.slow_ranks.of(design.group)[0]
         shape = shape_of(design.group.pp, design.pipeline.virtual_stages, design.pipeline.schedule, slow)
         seconds = stages.seconds(tables, again.table)[:, :, stages.which]
-        compute = stages.compute(tables, again.table)[:, :, stages.which] if shape.style == "pairs" else seconds
+        paired = stages.in_pairs(tables, again.table)[..., stages.which] if shape.style == "pairs" else seconds[None]
         pipeline, pp = (design.pipeline, design.group.pp)
         passes = self.pricing.pipelines.passes(pipeline, pp, design.m)
         sends = bounds.Sends(
@@ -98,7 +98,7 @@ class DesignBounds:
             self.pricing.pipelines.rank_blocks(pipeline, pp),
         )  # fmt: skip
         around = self._ways(pipeline, pp, design.m, slow)
-        found = bounds.pipeline_bound(shape, passes, seconds, compute, design.m, sends, around)
+        found = bounds.pipeline_bound(shape, passes, seconds, paired, design.m, sends, around)
         if not self.pricing.waits(shape.style):
             return found.alone()
         if (shape.style == "full" or shape.group(design.m)) and not (slow and shape.stages > pp):

@@ -66,7 +66,8 @@ class Floors:
     def host(self) -> FloatArray:
         """What the host takes beside its launches, [forward, backward; kinds]: of every mesh, the least of any variant."""
         space, kinds = self.pricing.space, self.pricing.kinds
-        group, found = space.first_group, []
+        # The more ranks share the experts, the fewer of them a rank's host has to launch.
+        group, found = max(space.groups, key=lambda group: group.ep), []
         precisions = space.values("precision", (space.template.training.precision,))
         for precision, dispatcher in product(precisions, {"alltoall", *space.values("ep_dispatcher", ())}):
             variant = replace(space.variants(group)[0], precision=precision, ep_dispatcher=dispatcher)

@@ -89,14 +89,14 @@ class Stages:
         host = np.array([t.host for t in tables])[table] @ counts
         return np.asarray(np.maximum(device, host) + own[:, None, :])
 
-    def compute(self, tables: Sequence[BlockTable], table: IntArray) -> FloatArray:
-        """Compute kernels, [R, 4 phases, classes]: a pair takes no less than those of both its passes.
+    def in_pairs(self, tables: Sequence[BlockTable], table: IntArray) -> FloatArray:
+        """What a pair takes no less of than both its passes, [2, R, 4 phases, classes]: compute kernels, and the host's time.
 
-        The host's time is left out: where it is longer than one of the passes, it may still be shorter than both.
+        Apart, as where the host takes longer than one of the passes, it may still take less than both.
         """
         own = tables[0].pass_s * (self.counts.sum(axis=2) > 0)
-        compute = np.array([t.compute for t in tables])[table] @ self.counts.transpose(0, 2, 1)
-        return np.asarray(compute + own[:, None, :])
+        both = np.array([[t.compute for t in tables], [t.host for t in tables]])[:, table] @ self.counts.transpose(0, 2, 1)
+        return np.asarray(both + own[:, None, :])
 
     def bytes(
         self, tables: Sequence[BlockTable], table: IntArray, gathered: Gathered | None, sent: float, *, sharded: bool
