@@ -13,8 +13,8 @@ PACKAGE = Path(simpar.__file__).parent
 MOST_PARAMETERS, MOST_LINES = 7, 400
 LONG = {"searching/command.py", "searching/space.py"}
 """Files of more lines than fit one sitting."""
-WRITE_BEHIND = {"costs/kernels.py", "searching/memo.py", "searching/state_prices.py"}
-"""Files that write into `__dict__`: two memos of methods, and a copy of a layout that stands for any weights."""
+WRITE_BEHIND = {"costs/kernels.py", "searching/memo.py"}
+"""Files that write into `__dict__`: two memos of methods, as `cached_property` is one of attributes."""
 
 
 @cache

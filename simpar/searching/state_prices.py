@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 import numpy as np
@@ -15,28 +16,39 @@ from simpar.parallel.layout import Layout
 from simpar.program.program import FloatArray
 
 
-class _AnyWeights:
-    """A pricer whose layout has one stage of any weights.
+@dataclass
+class _Weights:
+    """Dense and expert weights that a stage is said to hold."""
 
-    Under low-rank adaptation nothing is known of the trained weights: they count as none, which keeps bounds ones.
-    """
+    dense: float = 0.0
+    expert: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class _OneStage(Layout):
+    """A layout of one stage without blocks, of whatever weights `held` says now."""
+
+    held: _Weights = field(default_factory=_Weights)
+    stage_blocks = ((),)
+
+    def block_parameters(self, stage: int, first: int, last: int, *, trainable: bool = False) -> tuple[float, float]:
+        """Under low-rank adaptation nothing is known of the trained weights: they count as none, which keeps bounds ones."""
+        return (0.0, 0.0) if self.options.lora_rank and trainable else (self.held.dense, self.held.expert)
+
+
+class _AnyWeights:
+    """A pricer whose layout has one stage of any weights."""
 
     def __init__(self, pricer: LayoutPricer) -> None:
-        self._weights = (0.0, 0.0)
-        self._lora = bool(pricer.layout.options.lora_rank)
-        layout = copy.copy(pricer.layout)
-        layout.__dict__["block_parameters"] = self._block_parameters
-        layout.__dict__["stage_blocks"] = ((),)
+        self._weights = _Weights()
+        own = {f.name: getattr(pricer.layout, f.name) for f in fields(pricer.layout)}
         self._pricer = copy.copy(pricer)
-        self._pricer.layout = layout
+        self._pricer.layout = _OneStage(**own, held=self._weights)
         self._pricer.stages_of_rank = {0: [0]}
-
-    def _block_parameters(self, stage: int, first: int, last: int, *, trainable: bool = False) -> tuple[float, float]:
-        return (0.0, 0.0) if self._lora and trainable else self._weights
 
     def price(self, dense: float, expert: float, key: Gather | Reduce | OptimizerStep) -> KeyPrice:
         """The price of `key` if the stage held these weights."""
-        self._weights = (dense, expert)
+        self._weights.dense, self._weights.expert = dense, expert
         return self._pricer._price(key)
 
 
