@@ -135,11 +135,9 @@ def launch_seconds(layout: Layout, price: BlockPrice, phase: str) -> float:
         return price.expert_kernels * each if training.cuda_graph_scope == "attention" else 0.0
     beside = slow * (price.collectives * spec.host.collective_cpu_s + _checks_s(layout, price, phase))
     beside += hooks_slowdown(layout) * _sharding_hooks_s(layout, price, phase)
-    own_launch = spec.host.compiled_launch_s if layout.compiled else each
-    if spec.host.launch_s:  # XLA launches a graph, no Python
-        beside += price.triton_kernels * (
-            hooks_slowdown(layout) * TRITON_LAUNCH_S - own_launch * (slow if layout.compiled else 1.0)
-        )
+    if spec.host.triton_from_python:
+        usual = slow * spec.host.compiled_launch_s if layout.compiled else each
+        beside += price.triton_kernels * (hooks_slowdown(layout) * TRITON_LAUNCH_S - usual)
     if layout.compiled:
         return slow * price.kernels * spec.host.compiled_launch_s + beside
     forwards = 1.0 if phase == "F" else passes - 1.0
