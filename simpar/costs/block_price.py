@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from simpar.costs.price import Price, Provenance
+from simpar.graph.scan_kernels import LAUNCHES
 from simpar.parallel.work import AttentionWork, Collective, Gemm, GroupedGemm, KernelWork, LocalOp, MemoryWork
 
 PriceOf = Callable[[LocalOp], Price]
@@ -60,6 +61,7 @@ class BlockPrice:
         communication_s: busy seconds by dimension, hidden or not.
         kernels: launches of compute ops.
         repeated_kernels: of them, those of a repeated forward.
+        triton_kernels: of `kernels`, those of scans that Triton launches from Python.
         collectives: communication ops issued.
         provenance: of each category of `terms`, the worst among its ops.
         expert_kernels: of `kernels`, those of routed experts, which graphs over attention alone leave out.
@@ -91,6 +93,7 @@ class BlockPrice:
     attentions: int = 0
     rotaries: int = 0
     repeated_kernels: int = 0
+    triton_kernels: int = 0
     repeats_modules: bool = False
     repeats_experts: bool = False
     called: tuple[tuple[str, int], ...] = ()
@@ -212,6 +215,11 @@ class _Replay:
             cause = self.cause[cause]
 
 
+def triton_launches(work: KernelWork) -> int:
+    """Kernels of a scan that Triton launches; 0 of a kernel that no scan's table knows."""
+    return LAUNCHES[work.kind][work.backward].triton if work.kind in LAUNCHES else 0
+
+
 def price_list(ops: Sequence[LocalOp], price_of: PriceOf, *, backward: bool) -> BlockPrice:
     """Price one op list."""
     price = _Replay(_Ops.of(ops, price_of, backward=backward), range(len(ops))).priced()
@@ -222,6 +230,7 @@ def price_list(ops: Sequence[LocalOp], price_of: PriceOf, *, backward: bool) -> 
         price,
         expert_kernels=sum(op.kernels for op in compute if op.name.startswith("moe")),
         repeated_kernels=sum(op.kernels for op in repeated),
+        triton_kernels=sum(triton_launches(op.work) for op in compute if isinstance(op.work, KernelWork)),
         repeats_modules=any(isinstance(work, Gemm | GroupedGemm) for work in again),
         repeats_experts=any(isinstance(work, GroupedGemm) for work in again),
     )

@@ -44,6 +44,13 @@ kernel: 22 and 30 us, 32 and 40 of a double one, beside a linear's 6.6 (bitsandb
 replaced by nothing, torch 2.13, one server core)."""
 
 
+TRITON_LAUNCH_S: Final = 58e-6
+"""Host time of a scan's kernel that Triton's autotuner and launcher start from Python, what torch allocates for it included: Mamba
+2's five take an H100's host 0.29 ms for 1,024 tokens as for 2,048 (vLLM pull request 27299, October 2025; all five fused into one
+0.07). Triton alone says 42 (pull request 1431), 49 (3638) and 62 us with many arguments (3503), a GB200's host 16 to 19 (Meta's
+Triton, pull request 1645)."""
+
+
 class HostTimes:
     """Host seconds of the blocks of `layout`, each counted once; `price` gives a block's kernels."""
 
@@ -128,6 +135,9 @@ def launch_seconds(layout: Layout, price: BlockPrice, phase: str) -> float:
         return price.expert_kernels * each if training.cuda_graph_scope == "attention" else 0.0
     beside = slow * (price.collectives * spec.host.collective_cpu_s + _checks_s(layout, price, phase))
     beside += hooks_slowdown(layout) * _sharding_hooks_s(layout, price, phase)
+    if spec.host.triton_from_python:
+        usual = slow * spec.host.compiled_launch_s if layout.compiled else each
+        beside += price.triton_kernels * (hooks_slowdown(layout) * TRITON_LAUNCH_S - usual)
     if layout.compiled:
         return slow * price.kernels * spec.host.compiled_launch_s + beside
     forwards = 1.0 if phase == "F" else passes - 1.0

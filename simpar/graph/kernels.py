@@ -15,6 +15,7 @@ from typing import Any, Final
 from simpar.graph.attention_kernels import attention
 from simpar.graph.casts import cast_inputs, narrow_copies
 from simpar.graph.kernel_types import HALF, Axes, Kept, Kernel, KernelPlan, Traffic, kept_whole
+from simpar.graph.scan_kernels import scan
 from simpar.graph.types import (
     GELUS,
     Attention,
@@ -117,13 +118,6 @@ def _input_bytes(layer: Layer, name: str, plan: KernelPlan) -> float:
 def product_of(kernel: Kernel) -> Einsum | Convolution | None:
     """The node of a kernel that is a matrix product with a gradient of its input and one of its weight; None of any other."""
     return kernel.node if isinstance(kernel.node, Einsum | Convolution) and not kernel.price else None
-
-
-def _scan(layer: Layer, node: Scan, plan: KernelPlan) -> Kernel:
-    """Inputs and output pass once; what the kernel keeps of its inputs is the node's; states are made again in the backward."""
-    moved: Traffic = tuple((layer.tensor[name].axes, HALF) for name in (*node.inputs, *node.outputs))
-    backward: Traffic = tuple((axes, 2 * each) for axes, each in moved)
-    return Kernel(node, "scan", moved, backward, 5, tuple(kept_whole(layer, name) for name in node.saved or node.inputs))
 
 
 def _select(layer: Layer, node: Select, plan: KernelPlan) -> Kernel:
@@ -369,7 +363,7 @@ ELEMENTWISE: Final[dict[str, Rule]] = {
 """Elementwise ops with a rule of their own; any other is `_plain`."""
 
 RULES: Final[dict[type[Node], Rule]] = {
-    Norm: _norm, Einsum: _product, Convolution: _convolution, Attention: attention, Scan: _scan, Select: _select,
+    Norm: _norm, Einsum: _product, Convolution: _convolution, Attention: attention, Scan: scan, Select: _select,
     Permute: _permute, Lookup: _lookup, Loss: _loss, Custom: _custom,
     Elementwise: lambda layer, node, plan: ELEMENTWISE.get(node.op, _plain)(layer, node, plan),
     View: lambda layer, node, plan: Kernel(node, bare=True),

@@ -15,6 +15,7 @@ from simpar.graph.kernel_types import Kept, Kernel
 from simpar.graph.kernels import kernels, product_of
 from simpar.graph.ledger import attended, node_flops
 from simpar.graph.rematerialise import Cut, Recompute, cut, staying
+from simpar.graph.scan_kernels import LAUNCHES
 from simpar.graph.shard import Layout, Shards
 from simpar.graph.types import Attention, Convolution, Custom, Einsum, Layer, Loss, Node, Norm, Scan
 from simpar.parallel.adapters import pairs_of
@@ -188,7 +189,8 @@ class LocalLayer:
         flops = node_flops(self.layer, node) * self.shards.local(over, layout) / self.layer.volume(over)
         if isinstance(node, Custom) and backward:
             flops *= 2.0 if node.backward_flops is None else node.backward_flops / (node.flops or 1.0)
-        return KernelWork(kind, flops, moved, kernel.launches * (2 if backward else 1), backward)
+        launches = LAUNCHES[kind][backward].kernels if isinstance(node, Scan) else kernel.launches * (2 if backward else 1)
+        return KernelWork(kind, flops, moved, launches, backward)
 
     def memory(self, kernel: Kernel, *, backward: bool) -> MemoryWork:
         """Traffic of a memory-bound node."""

@@ -21,6 +21,7 @@ class Host(Policy):
         launch_s: host time per kernel launched from the forward, eager Python and dispatcher included.
         backward_launch_s: the same from the autograd engine (C++).
         compiled_launch_s: per kernel inside a compiled graph.
+        triton_from_python: scans are Triton kernels that Python launches, compiled layer or not; False where one graph is the step.
         layer_cpu_s: further host time per layer and pass: module calls, hooks, autograd functions, checkpoint bookkeeping.
         layer_slowdown: how many times that takes on another kind of CPU; None = as much longer as a launch does.
         op_layer_cpu_s: host time that a policy which decides op by op what a checkpointed layer keeps adds to its forward and
@@ -60,6 +61,7 @@ class Host(Policy):
     launch_s: float = 9e-6
     backward_launch_s: float = 6e-6
     compiled_launch_s: float = 3e-6
+    triton_from_python: bool = True
     layer_cpu_s: float = 150e-6
     layer_slowdown: float | None = None
     op_layer_cpu_s: tuple[float, float] = (0.0, 0.0)

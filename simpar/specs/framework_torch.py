@@ -184,7 +184,8 @@ MODEL_CODE: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              {**TORCH, "zero_stage_default": 0, "overlap_param_gather": False, "saves_gathered_input": True,
               "logits_fp32_copies": 1.5, "wgrad_accumulation_fusion": True, "tp_backward_overlap": False,
               "optimizer_traffic_bytes": 36.0, "optimizer_cpu_s": 0.0, "launch_s": 0.0, "backward_launch_s": 0.0,
-              "layer_cpu_s": 0.0, "collective_cpu_s": 0.0, "gradients_persist": True, "keeps_stage_outputs": True,
+              "triton_from_python": False, "layer_cpu_s": 0.0, "collective_cpu_s": 0.0, "gradients_persist": True,
+              "keeps_stage_outputs": True,
               "receive_buffers_per_microbatch": True, "context_bytes": 0.0, "nccl_pair_bytes": 0.0, "nccl_group_bytes": 0.0,
               "nccl_peer_bytes": 0.0, "blas_workspace_bytes": ()},
              "simpar/live/cluster_model.py and cluster_steps.py: eager torch modules, gradients kept and added to, gradient norm "

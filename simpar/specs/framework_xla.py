@@ -23,7 +23,7 @@ XLA: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
     "maxtext": (
         "",
         (Row((2023, 6),
-             {**TORCH, "benchmarked": False, "compile": True,
+             {**TORCH, "benchmarked": False, "compile": True, "triton_from_python": False,
               "abilities": (), "fused_activation": True, "fused_residual": True, "fused_rope": True,
               "zero_stage_default": 3, "parameter_bytes": 0.0, "static_routing": True, "dense_experts": ("nvidia",),
               "separate_casts": "delayed", "fsdp_wide_experts": True,
