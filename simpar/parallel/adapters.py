@@ -21,8 +21,8 @@ def pairs_of_run(training: TrainingSpec, library: Kernels, *, wide: bool, compil
     wide: they are of fp32 beside 16-bit weights; under: whole weights stand under autocast, not a sharded unit's 16-bit ones.
     Under autocast, which a run of pure bf16 has not, peft's layers on bitsandbytes cast no input (tuners/lora/bnb.py:
     requires_conversion), nor do those beside weights of fp32, whose inputs are. Beside a quantised weight A and B are of fp32
-    whatever peft's version: update_layer moves them to the dtype of floating-point weights alone (tuners/lora/layer.py,
-    https://github.com/huggingface/peft), and autocast casts both to 16 bits in each forward, backward their gradients to fp32.
+    whatever was asked for (https://github.com/huggingface/peft/issues/2889, 2025-11), and autocast casts both to 16 bits in each
+    forward, backward their gradients to fp32.
     A compiler joins the two casts, and draws the dropped elements again from their seed.
     """
     if training.trainable != "lora":
