@@ -65,6 +65,46 @@ def test_only_frozen_weights_in_fewer_bits_are_dequantised() -> None:
         assert sum(op.kernels for op in ops if op.name.endswith(".dequantise")) == LINEARS
 
 
+def test_autocast_narrows_pairs_beside_quantised_weights() -> None:
+    """A and B of fp32, as peft leaves them there, to 16 bits in each pass, one kernel and 6 bytes a weight; no input is cast."""
+
+    def casts(base: str, recompute: str = "none", zero: int = 0, **training: Any) -> list[tuple[int, float]]:
+        chosen = scenario(recompute, **lora(base, **training))
+        layer = Layout.of(chosen.model_copy(update={"plan": chosen.plan.model_copy(update={"zero_stage": zero})}), 1).stage_blocks[
+            0
+        ][1]
+        own = [[op for op in ops if ".lora.cast" in op.name] for ops in (layer.forward, layer.backward)]
+        return [(sum(op.kernels for op in ops), sum(op.work.bytes_moved for op in ops) / layer.lora_parameters) for ops in own]
+
+    assert casts("nf4") == casts("nf4-double") == casts("int8") == [(2 * LINEARS, 6.0)] * 2
+    assert casts("nf4", "full") == [(2 * LINEARS, 6.0), (4 * LINEARS, 12.0)]
+    for none in (casts("nf4", compile=True), casts("nf4", zero=3), casts("fp32")):
+        assert none == [(0, 0.0)] * 2
+    assert casts("nf4", pure_bf16=True)[0][0] == LINEARS  # without autocast each input is turned into fp32, no weight
+
+
+@pytest.mark.torch
+def test_torch_narrows_them_once_a_pass() -> None:
+    torch = pytest.importorskip("torch")
+    mode = pytest.importorskip("torch.utils._python_dispatch").TorchDispatchMode
+    casts: list[tuple[int, ...]] = []
+
+    class Seen(mode):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func._schema.name == "aten::_to_copy":
+                casts.append(tuple(args[0].shape))
+            return func(*args, **(kwargs or {}))
+
+    x = torch.zeros(8, 16, dtype=torch.bfloat16, requires_grad=True)
+    a, b = (torch.nn.Parameter(torch.zeros(shape)) for shape in ((4, 16), (24, 4)))
+    with Seen():
+        with torch.autocast("cpu", torch.bfloat16):
+            out = torch.nn.functional.linear(torch.nn.functional.linear(x, a), b)
+        assert sorted(casts) == [(4, 16), (24, 4)]
+        out.backward(torch.zeros_like(out))
+    assert sorted(casts) == [(4, 16)] * 2 + [(24, 4)] * 2
+
+
 def test_a_repeated_forward_comes_from_python() -> None:
     """Its kernels take the host as long as the first forward's, 9 us and not 6 where nothing slows it."""
     found = pricer("full")

@@ -42,6 +42,7 @@ class Pairs:
         packed: one pair beside a packed matmul, not one for each of its linears.
         wide: of fp32 beside 16-bit weights: each casts what it reads.
         autocast: their matmuls are cast back to 16 bits; without, fp32 pairs multiply in fp32.
+        narrowed: of fp32 beside weights whose inputs stay as they are: autocast turns their own weights into 16 bits each pass.
         dropout: each drops elements of what it reads, by a kernel of its own.
         dora: each output of an adapted product is scaled by a trained magnitude over the norm of its adapted weights.
 
@@ -53,6 +54,7 @@ class Pairs:
     packed: bool = False
     wide: bool = False
     autocast: bool = False
+    narrowed: bool = False
     dropout: bool = False
     dora: bool = False
 

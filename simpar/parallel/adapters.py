@@ -9,26 +9,30 @@ from simpar.graph.pairs import Pairs
 from simpar.graph.types import Einsum, Node
 from simpar.parallel.work import Direction, Gemm, GroupedGemm, MemoryWork, Work
 from simpar.specs.framework_policies import Kernels
-from simpar.specs.training import TrainingSpec
+from simpar.specs.training import BASE_BYTES, TrainingSpec
 
 if TYPE_CHECKING:
     from simpar.parallel.local_layer import LocalLayer
 
 
-def pairs_of_run(training: TrainingSpec, library: Kernels, *, wide: bool, compiled: bool) -> Pairs | None:
+def pairs_of_run(training: TrainingSpec, library: Kernels, *, wide: bool, compiled: bool, under: bool) -> Pairs | None:
     """How the pairs of a run compute; None where it has none.
 
-    Under autocast, which a run of pure bf16 has not, peft's layers on bitsandbytes cast nothing (tuners/lora/bnb.py:
-    requires_conversion), nor do those beside weights of fp32, whose inputs are. A compiler joins the two casts, and draws the
-    dropped elements again from their seed.
+    wide: they are of fp32 beside 16-bit weights; under: whole weights stand under autocast, not a sharded unit's 16-bit ones.
+    Under autocast, which a run of pure bf16 has not, peft's layers on bitsandbytes cast no input (tuners/lora/bnb.py:
+    requires_conversion), nor do those beside weights of fp32, whose inputs are. Beside a quantised weight A and B are of fp32
+    whatever was asked for (https://github.com/huggingface/peft/issues/2889, 2025-11), and autocast casts both to 16 bits in each
+    forward, backward their gradients to fp32.
+    A compiler joins the two casts, and draws the dropped elements again from their seed.
     """
     if training.trainable != "lora":
         return None
     autocast = not training.pure_bf16
     joined = autocast and (training.base_weights != "auto" or compiled)
+    narrowed = under and autocast and not compiled and training.base_weights in BASE_BYTES and library.adapters != "packed"
     return Pairs(
         training.lora_modules, packed=library.adapters == "packed", wide=wide and not joined, autocast=autocast,
-        dropout=training.lora_dropout > 0 and not compiled, dora=training.dora,
+        narrowed=narrowed, dropout=training.lora_dropout > 0 and not compiled, dora=training.dora,
     )  # fmt: skip
 
 
@@ -62,6 +66,8 @@ def added(local: LocalLayer, node: Node, *, backward: bool) -> Iterator[tuple[st
         # What is read to fp32, and under autocast back to 16 bits, as both weights are; backward of gradients the other way.
         moved, kernels = (12.0 * source + 6.0 * trained_weights(local, node), 4) if pairs.autocast else (6.0 * source, 1)
         yield f".cast{suffix}", MemoryWork("cast", moved, kernels * count, implementation), kernels * count
+    elif pairs.narrowed:
+        yield f".cast{suffix}", MemoryWork("cast", 6.0 * trained_weights(local, node), 2 * count, implementation), 2 * count
     if pairs.dropout:
         yield f".dropout{suffix}", MemoryWork("residual", (2 * pairs.element + 1) * source, count, implementation), count
     directions: tuple[Direction, ...] = ("wgrad", "dgrad") if backward else ("forward",)

@@ -128,9 +128,9 @@ class Job:
             # DeepEP and HybridEP send fp32 (Megatron-Core token_dispatcher.py: token_probs.float()), others what the router has.
             row_probability_bytes=4.0 if plan.ep_dispatcher in ("deepep", "hybridep") else 2.0,
             autocast=("joined" if compiled else "own") if self._autocast else "",
-            autocast_powers=spec.optimizer.autocast and training.precision in ("bf16", "fp16"),
+            autocast_powers=(under := spec.optimizer.autocast and training.precision in ("bf16", "fp16")),
             frozen_inputs=own.quantised_inputs and training.base_weights in BASE_BYTES,
-            pairs=pairs_of_run(training, own, wide=self._fp32_adapters, compiled=compiled),
+            pairs=pairs_of_run(training, own, wide=self._fp32_adapters, compiled=compiled, under=under and not plan.zero_stage),
         )
 
     @property
