@@ -15,6 +15,7 @@ from simpar.parallel.layout import Layout
 from simpar.parallel.optimizers import Matrix, dealt_out, matrices, more_moments, newton_schulz_flops, whole_flops
 from simpar.parallel.work import Collective, Gemm, MemoryWork, OptimizerWork, Work
 from simpar.searching.request import make_space
+from simpar.specs.framework import framework as framework_of
 from simpar.specs.models_io import load_model, model_names
 from simpar.specs.optimizers import KINDS
 from simpar.specs.scenario import Scenario, make_scenario
@@ -108,6 +109,20 @@ def test_a_run_may_say_how_torch_goes_over_the_weights(optimizer: str, framework
     assert moved(asked) == pytest.approx(each * WEIGHTS)
     layout = Layout.of(scenario, 1)
     assert layout.update_bytes == layout.framework.optimizer.update_bytes + (4.0 if kernel == "foreach" else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "month", "kernel", "each"),
+    [
+        ("torchtitan", "2024-03", "foreach", 92.0), ("torchtitan", "2025-02", "foreach", 92.0),
+        ("torchtitan", "2025-03", "fused", 32.0), ("torchtune", "2024-11", "fused", 32.0),
+        ("olmo-core", "2025-01", "fused", 32.0), ("lit-gpt", "2024-05", "fused", 32.0),
+    ],
+)  # fmt: skip
+def test_torchtitan_goes_over_the_weights_in_lists_until_2025_03(name: str, month: str, kernel: str, each: float) -> None:
+    """PR 881 of 2025-02-24; what is built on it has a fused update of its own."""
+    policy = framework_of(name, month).optimizer
+    assert (policy.optimizer_kernel, policy.optimizer_traffic_bytes) == (kernel, each)
 
 
 def test_apex_has_one_way() -> None:

@@ -6,7 +6,7 @@ from typing import Final
 
 from simpar.specs.framework_releases import LOSS_WORK, Base
 from simpar.specs.framework_releases import FrameworkRow as Row
-from simpar.specs.framework_torch import LINEARS_APART, TORCH
+from simpar.specs.framework_torch import FUSED_ADAM, LINEARS_APART, TORCH
 
 _OTHERS: Final = LOSS_WORK[:-1]
 """All but the tiled loss."""
@@ -216,12 +216,12 @@ TORCHTUNE: Final = (
          "gradient_adds": "", "fused_norm": False,
          "repeats_keys": True, "selective_recompute": ("core_attn",), "only_cp_style": "", "microbatch_per_stage": False,
          "adapters": "each", "fsdp_root": "all", "recompute_stops_early": True, "complex_rope": False,
-         "linears_apart": LINEARS_APART},
+         "linears_apart": LINEARS_APART, **FUSED_ADAM},
         "torchtune modules/position_embeddings.py (real numbers), modules/attention.py (q_proj, k_proj, v_proj); torchtune "
-        "recipes and configs (dtype: bf16 for weights and optimizer; enable_activation_checkpointing), "
-        "modules/loss/ce_chunked_output_loss.py: logits are made whole, only the fp32 copies come piece by piece, and their "
-        "softmax is kept; where the loss is compiled their 16-bit logits, turned into the gradient piece by piece; other losses "
-        "get fp32 logits (modules/transformer.py) and, compiled, keep them and make an fp32 gradient; modules/rms_norm.py; "
+        "recipes and configs (dtype: bf16 for weights and optimizer; enable_activation_checkpointing; fused: True since 2024-09, "
+        "PR 1575), modules/loss/ce_chunked_output_loss.py: logits are made whole, only the fp32 copies come piece by piece, and "
+        "their softmax is kept; where the loss is compiled their 16-bit logits, turned into the gradient piece by piece; other "
+        "losses get fp32 logits (modules/transformer.py) and, compiled, keep them and make an fp32 gradient; modules/rms_norm.py; "
         "modules/peft/lora.py: LoRALinear in place of each linear; training/activations.py: torch's "
         "apply_activation_checkpointing, not reentrant, as is prime-rl's checkpoint_wrapper",
     ),
@@ -301,14 +301,14 @@ LIT_GPT: Final = (
         {"pure_bf16": True, "zero_stage_default": 0, "recompute_default": "none", "gradient_adds": "", "normed_bytes": 4.0,
          "logits_fp32_copies": 2.5, "qkv_copies": 2 / 3, "loss_chunks": 1, "logits_fp32_copies_chunked": 2.5,
          "fsdp_defers_reduction": True, "complex_rope": False, "linears_apart": LINEARS_APART[1:],
-         "quantised_inputs": True, "ddp": "several"},
+         "quantised_inputs": True, "ddp": "several", **FUSED_ADAM},
         "litgpt pretrain.py: precision bf16-true, weights and optimizer states in bf16; rmsnorm.py multiplies by the weight in "
         "fp32; model.py: queries and keys are turned out of place by real numbers, values stay a view of what one linear made, "
         "fc_1 and fc_2 are apart; Fabric turns the "
         "logits into fp32 (plugins/precision/half.py convert_output), of which each piece's cross-entropy keeps its own to the "
         "backward (utils.py chunked_cross_entropy); every micro-batch but the last of a step runs under no_backward_sync; "
-        "lightning-thunder's benchmark_litgpt.py sets the same default dtype, and as Fabric's strategies/ddp.py wraps the "
-        "model in torch's DistributedDataParallel",
+        "lightning-thunder's benchmark_litgpt.py has a fused AdamW, sets the same default dtype, and as Fabric's "
+        "strategies/ddp.py wraps the model in torch's DistributedDataParallel",
     ),
     Row((2024, 8), {"quantised_inputs": False}, "bitsandbytes PR 1270, as under torch-fsdp"),
 )  # fmt: skip
