@@ -56,6 +56,15 @@ def test_what_megatrons_children_leave_unfused(name: str, fuses: tuple[bool, str
     assert kernels_of.fused_norm
 
 
+@pytest.mark.parametrize("name", ["megatron-bridge-tuning", "megatron-bridge-defaults"])
+def test_library_recipes_of_megatron_bridge_keep_and_reduce_gradients_in_fp32(name: str) -> None:
+    """Those of its performance scripts do so in bf16, as the library's did at first."""
+    for version, dtype in (("2025-11", "bf16"), ("2025-12", "fp32")):
+        found = framework(name, version).optimizer
+        assert (found.gradient_dtype, found.gradient_reduce_dtype) == (dtype, dtype)
+    assert framework("megatron-bridge", "2026-08").optimizer.gradient_dtype == "bf16"
+
+
 def test_fast_llm_adds_weight_gradients_by_a_kernel_of_its_own() -> None:
     """Its norms, rotations and losses are one kernel each; a 16-bit weight gradient meets its fp32 sum after the product."""
     assert framework_of({"framework": "Fast-LLM"})[0] == "fast-llm"

@@ -200,6 +200,9 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
                 "Megatron-Bridge recipes beside perf_recipes leave apply_rope_fusion as Megatron-LM has it, off, but of Llama, "
                 "Nemotron and hybrids (models/llama/llama_bridge.py, nemotron_bridge.py, hybrid_provider.py), and set "
                 "moe_router_force_load_balancing to False where those set it to True (recipes at 067f987d of 2026-08)"),
+            Row((2025, 12), {"gradient_dtype": "fp32", "gradient_reduce_dtype": "fp32"},
+                "recipes/common.py takes bf16_mixed, whose grad_reduce_in_fp32 overrides that of the DDP configuration "
+                "(training/mixed_precision.py, setup); DeepSeek-V3, Moonlight, OLMoE and Wan have a precision of their own: bf16"),
         ),
     ),
     "megatron-bridge-defaults": (
