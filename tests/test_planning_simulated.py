@@ -20,7 +20,7 @@ BOUNDS = {
     "gpt3-175b_a100x1024": ("days", 0.10),
     "megascale-175b_a100x12288": ("days", 0.10),
     "deepseek-v3_h800x2048_pretraining": ("gpu_hours", 0.18),
-    "llama3.1-405b_h100x16384": ("gpu_hours", 0.22),
+    "llama3.1-405b_h100x16384": ("gpu_hours", 0.225),
     "bloom-176b_a100x384": ("gpu_hours", 0.15),
     "opt-175b_a100x992": ("ideal_gpu_hours", 0.22),
 }
