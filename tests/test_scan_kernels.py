@@ -76,6 +76,7 @@ def test_triton_launches_take_the_host_longer(monkeypatch: pytest.MonkeyPatch) -
     assert further(monkeypatch, "F") == pytest.approx(5 * 58e-6)
     assert further(monkeypatch, "B") == pytest.approx(14 * 58e-6)
     assert further(monkeypatch, "F", model="qwen3.5-9b", framework="torchtitan", compile=True) == pytest.approx(5 * 58e-6)
+    assert further(monkeypatch, "B", model="qwen3.5-9b", framework="torchtitan", compile=True) == pytest.approx(10 * 58e-6)
     assert further(monkeypatch, "F", cuda_graphs=True) == 0.0
     assert further(monkeypatch, "F", framework="maxtext") == 0.0
 
@@ -87,3 +88,11 @@ def test_a_triton_launch_replaces_the_usual_one() -> None:
     usual = host.launch_seconds(pricer.layout, replace(found, triton_kernels=0), "F")
     more = host.launch_seconds(pricer.layout, found, "F") - usual
     assert more == pytest.approx(host.slowdown(pricer.layout) * 5 * (58e-6 - 9e-6))
+
+
+def test_in_a_compiled_layer_it_replaces_a_compiled_launch() -> None:
+    pricer, block = priced("qwen3.5-9b", "torchtitan", compile=True)
+    layout, found = pricer.layout, pricer.block(block, "F")
+    usual = host.launch_seconds(layout, replace(found, triton_kernels=0), "F")
+    more = host.launch_seconds(layout, found, "F") - usual
+    assert more == pytest.approx(5 * (host.hooks_slowdown(layout) * 58e-6 - host.slowdown(layout) * 3e-6))
