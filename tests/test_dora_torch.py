@@ -138,5 +138,5 @@ def test_it_is_slower_by_what_was_measured() -> None:
         })).step_time_s
         for dora in (False, True)
     ]  # fmt: skip
-    # What is added is too much, 36 ms where 18 to 25 were measured: the columns' norms are priced as torch's eager kernels.
+    # What is added is too much, 36 ms where 18 to 25 were measured.
     assert found == pytest.approx([0.1205, 0.142], rel=0.1)

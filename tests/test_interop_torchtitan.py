@@ -47,6 +47,25 @@ def test_shipped_layouts_come_back(name: str) -> None:
     assert configuration(found.scenario) == text
 
 
+@pytest.mark.parametrize(("changes", "written"), [
+    ((), "fused"), (("training.optimizer=adamw-foreach",), "foreach"), (("training.optimizer=adamw-fused",), "fused"),
+    (("framework_version=2024-12",), "foreach"),
+])  # fmt: skip
+def test_how_the_update_goes_over_the_weights_is_written_and_read(changes: tuple[str, ...], written: str) -> None:
+    """What a run says, or torchtitan of its month: lists of operations until 2025-03."""
+    scenario = changed(RUNNABLE[0], *changes)
+    text = configuration(scenario)
+    assert tomllib.loads(text)["optimizer"]["implementation"] == written
+    assert load(text).scenario == scenario
+    bare = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    assert (
+        load(bare, hardware="dgx-h100", num_nodes=8).scenario.training.optimizer
+        == {"fused": "adamw", "foreach": "adamw-foreach"}[written]
+    )
+    other = load(bare.replace(f'implementation = "{written}"', 'implementation = "for-loop"'), hardware="dgx-h100", num_nodes=8)
+    assert "optimizer.implementation = 'for-loop': taken as foreach" in other.warnings
+
+
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(torchtitan_scenarios())
 def test_random_plans_come_back(scenario: Scenario) -> None:

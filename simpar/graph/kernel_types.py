@@ -103,7 +103,7 @@ class Kernel:
     Attributes:
         price: class of the memory-bound price; "" = a product, attention or a scan.
         forward, backward: memory traffic.
-        launches: kernels in the forward.
+        launches, backward_launches: kernels in a forward, and in a backward; None = twice as many.
         each_group: further kernels for each expert of a rank, forward and backward, of what is computed expert by expert.
         beside: (class, axes, bytes per element forward, backward) of what other kernels move as one piece; the node's own launches
             hold theirs.
@@ -120,6 +120,13 @@ class Kernel:
     bare: bool = False
     each_group: tuple[int, int] = (0, 0)
     beside: tuple[tuple[str, Axes, float, float], ...] = ()
+    backward_launches: int | None = None
+
+    def launched(self, *, backward: bool) -> int:
+        """Kernels in one direction."""
+        if not backward:
+            return self.launches
+        return 2 * self.launches if self.backward_launches is None else self.backward_launches
 
 
 def kept_whole(layer: Layer, name: str, each: float = HALF) -> Kept:

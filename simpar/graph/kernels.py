@@ -376,12 +376,13 @@ def _widened(kernel: Kernel, plan: KernelPlan) -> Kernel:
     if plan.element == HALF:
         return kernel
     scale = plan.element / HALF
-    return Kernel(
-        kernel.node, kernel.price, tuple((axes, each * scale) for axes, each in kernel.forward),
-        tuple((axes, each * scale) for axes, each in kernel.backward), kernel.launches,
-        tuple(replace(k, bytes=plan.element) if k.bytes == HALF else k for k in kernel.keeps), kernel.bare, kernel.each_group,
-        tuple((kind, axes, forward * scale, backward * scale) for kind, axes, forward, backward in kernel.beside),
-    )  # fmt: skip
+    return replace(
+        kernel,
+        forward=tuple((axes, each * scale) for axes, each in kernel.forward),
+        backward=tuple((axes, each * scale) for axes, each in kernel.backward),
+        keeps=tuple(replace(k, bytes=plan.element) if k.bytes == HALF else k for k in kernel.keeps),
+        beside=tuple((kind, axes, forward * scale, backward * scale) for kind, axes, forward, backward in kernel.beside),
+    )
 
 
 @lru_cache(maxsize=8192)

@@ -50,7 +50,8 @@ def scan(layer: Layer, node: Scan, plan: KernelPlan) -> Kernel:
     else:
         forward = tuple((layer.tensor[name].axes, HALF) for name in (*node.inputs, *node.outputs))
         backward = tuple((axes, 2 * each) for axes, each in forward)
-    return Kernel(node, "scan", forward, backward, LAUNCHES[node.kind][0].kernels, keeps)
+    first, second = (each.kernels for each in LAUNCHES[node.kind])
+    return Kernel(node, "scan", forward, backward, first, keeps, backward_launches=second)
 
 
 def _ssd(layer: Layer, node: Scan, direction: int) -> Traffic:

@@ -17,12 +17,16 @@ from simpar.specs.checks import DIMENSIONS
 from simpar.specs.counts import layer_count, model_stages, resolved_dp, resolved_etp
 from simpar.specs.framework import FrameworkSpec, framework
 from simpar.specs.model import TransformerSpec
+from simpar.specs.optimizers import KINDS
 from simpar.specs.plan import RecomputeSpec
 from simpar.specs.scenario import Scenario
 
 DESCRIPTIVE: Final = frozenset({"name", "source", "published_parameters", "published_as", "published_scope", "published_rounding",
                                    "dropout", "packed_attention", "even_routing"})  # fmt: skip
 """Fields of a model that say where it comes from, what its file proposes for a run, how its own code is written."""
+
+ADAM: Final = ("adam", "adamw", "adamw-fused", "adamw-foreach")
+"""Optimizers that differ at most in how they go over the weights."""
 
 
 def schedule_name(scenario: Scenario) -> str:
@@ -143,12 +147,17 @@ def _overlap_p2p(scenario: Scenario, spec: FrameworkSpec) -> bool:
     return spec.overlaps_p2p(plan.overlap_p2p, zero_bubble=zero_bubble, interleaved=plan.virtual_stages > 1)
 
 
+def adam_kernel(scenario: Scenario) -> str:
+    """How an update of Adam goes over the weights: as the run says, or as its framework does."""
+    return KINDS[scenario.training.optimizer].update_kernel(semantics(scenario).optimizer)[0]
+
+
 def _training(scenario: Scenario) -> dict[str, Any]:
     training, spec = scenario.training, semantics(scenario)
     found = {
         **{name: getattr(training, name) for name in type(training).model_fields},
         # Megatron's adam and torch's AdamW: the weight decay is decoupled in both, the step's work is the same.
-        "optimizer": "adamw" if training.optimizer in ("adam", f"adamw-{spec.optimizer.optimizer_kernel}") else training.optimizer,
+        "optimizer": f"adamw, {adam_kernel(scenario)}" if training.optimizer in ADAM else training.optimizer,
         "gradient_dtype": _gradient_dtype(
             scenario, training.gradient_dtype or spec.optimizer.gradients(training.precision, scenario.plan.pp)
         ),

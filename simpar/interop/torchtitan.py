@@ -11,7 +11,17 @@ from typing import Any
 from simpar.errors import InputError, Violation
 from simpar.interop.carried import carried
 from simpar.interop.launch import beside, gpu_violations, torchrun, work_violations
-from simpar.interop.meaning import data_ranks, meaning, recompute_of, replicas_and_shards, schedule_name, semantics, stage_counts
+from simpar.interop.meaning import (
+    ADAM,
+    adam_kernel,
+    data_ranks,
+    meaning,
+    recompute_of,
+    replicas_and_shards,
+    schedule_name,
+    semantics,
+    stage_counts,
+)
 from simpar.interop.torchtitan_import import CP_STYLES, read_config, schedule_names
 from simpar.interop.torchtitan_models import MAIN_ONLY, PLAIN_ONLY, Key, key_of, known_flavors
 from simpar.interop.torchtitan_recipe import compiled_parts, recipe
@@ -101,8 +111,8 @@ def _other_rules(scenario: Scenario) -> Iterator[Violation]:
         yield Violation("training.precision", training.precision, "torchtitan does not train in this", right)
     if training.narrow_modules == "experts" and training.precision == "fp8":
         yield Violation("training.precision", "fp8", "torchtitan's grouped products have a scale for each row", "fp8-rowwise")
-    if training.optimizer not in ("adamw", "adam"):
-        yield Violation("training.optimizer", training.optimizer, "torchtitan v0.2 has AdamW and Adam", "adamw or adam")
+    if training.optimizer not in ADAM:
+        yield Violation("training.optimizer", training.optimizer, "torchtitan v0.2 has AdamW and Adam", f"one of {', '.join(ADAM)}")
     if (kernel := training.attention_kernel) in ("unfused", "efficient"):
         yield Violation("training.attention_kernel", kernel, "torchtitan attends by fused kernels without a mask of pairs", "auto")
     loss = semantics(scenario).head.loss
@@ -118,7 +128,7 @@ def sections(scenario: Scenario, key: Key) -> Sections:
     found: Sections = {
         "job": {"dump_folder": "./outputs", "description": scenario.name},
         "model": {**model, "converters": list(quantized)},
-        "optimizer": {"name": "Adam" if training.optimizer == "adam" else "AdamW", "implementation": "fused"},
+        "optimizer": {"name": "Adam" if training.optimizer == "adam" else "AdamW", "implementation": adam_kernel(scenario)},
         "training": _training(scenario),
         "parallelism": _parallelism(scenario),
         "activation_checkpoint": _checkpoint(scenario),

@@ -296,8 +296,9 @@ def _training(v: _Values, *, experts: bool) -> dict[str, Any]:
     name = str(v.get("optimizer.name", "AdamW"))
     if name.lower() not in known:
         v.warnings.append(f"optimizer.name = {name!r}: taken as AdamW")
-    if str(v.get("optimizer.implementation", "fused")) != "fused":
-        v.warnings.append(f"optimizer.implementation = {v.get('optimizer.implementation')!r}: taken as fused")
+    if (own := str(v.get("optimizer.implementation", "fused"))) not in ("fused", "foreach"):
+        v.warnings.append(f"optimizer.implementation = {own!r}: taken as foreach")
+    kind = known.get(name.lower(), "adamw")
     chunks = v.get("loss.num_chunks", 1)
     return {
         **({"narrow_modules": parts} if parts != "all" else {}),
@@ -305,7 +306,7 @@ def _training(v: _Values, *, experts: bool) -> dict[str, Any]:
         **({"cross_entropy": "chunked"} if isinstance(chunks, int) and chunks > 1 else {}),
         "sequence_length": v.number(v.get("training.seq_len", 2048), "training.seq_len"),
         "precision": precision,
-        "optimizer": known.get(name.lower(), "adamw"),
+        "optimizer": "adamw-foreach" if kind != "muon" and own != "fused" else kind,
         "gradient_dtype": "fp32",
         **({"pure_bf16": True} if v.get("training.dtype", "float32") == "bfloat16" else {}),
         **({"optimizer_in_backward": True} if v.get("optimizer.early_step_in_backward") else {}),

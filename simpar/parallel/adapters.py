@@ -9,16 +9,16 @@ from simpar.graph.pairs import Pairs
 from simpar.graph.types import Einsum, Node
 from simpar.parallel.work import Direction, Gemm, GroupedGemm, MemoryWork, Work
 from simpar.specs.framework_policies import Kernels
-from simpar.specs.training import BASE_BYTES, TrainingSpec
+from simpar.specs.training import BASE_BYTES, HALVES, TrainingSpec
 
 if TYPE_CHECKING:
     from simpar.parallel.local_layer import LocalLayer
 
 
-def pairs_of_run(training: TrainingSpec, library: Kernels, *, wide: bool, compiled: bool, under: bool) -> Pairs | None:
+def pairs_of_run(training: TrainingSpec, library: Kernels, *, wide: bool, compiled: bool, whole: bool) -> Pairs | None:
     """How the pairs of a run compute; None where it has none.
 
-    wide: they are of fp32 beside 16-bit weights; under: whole weights stand under autocast, not a sharded unit's 16-bit ones.
+    wide: they are of fp32 beside 16-bit weights; whole: where a run has autocast it meets whole weights, not a unit's 16-bit ones.
     Under autocast, which a run of pure bf16 has not, peft's layers on bitsandbytes cast no input (tuners/lora/bnb.py:
     requires_conversion), nor do those beside weights of fp32, whose inputs are. Beside a quantised weight A and B are of fp32
     whatever was asked for (https://github.com/huggingface/peft/issues/2889, 2025-11), and autocast casts both to 16 bits in each
@@ -29,7 +29,8 @@ def pairs_of_run(training: TrainingSpec, library: Kernels, *, wide: bool, compil
         return None
     autocast = not training.pure_bf16
     joined = autocast and (training.base_weights != "auto" or compiled)
-    narrowed = under and autocast and not compiled and training.base_weights in BASE_BYTES and library.adapters != "packed"
+    quantised = training.base_weights in BASE_BYTES and training.precision in HALVES
+    narrowed = whole and autocast and not compiled and quantised and library.adapters != "packed"
     return Pairs(
         training.lora_modules, packed=library.adapters == "packed", wide=wide and not joined, autocast=autocast,
         narrowed=narrowed, dropout=training.lora_dropout > 0 and not compiled, dora=training.dora,

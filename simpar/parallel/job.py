@@ -23,7 +23,7 @@ from simpar.specs.model import TransformerSpec
 from simpar.specs.optimizers import KINDS, OptimizerKind
 from simpar.specs.plan import PlanSpec, RecomputeSpec
 from simpar.specs.scenario import Scenario
-from simpar.specs.training import BASE_BYTES, BELOW_16_BITS, Part, TrainingSpec
+from simpar.specs.training import BASE_BYTES, BELOW_16_BITS, HALVES, Part, TrainingSpec
 from simpar.topology.mesh import Mesh
 
 _KERNEL_DTYPE = {"fp8-block": "fp8_block", "fp8-rowwise": "fp8_row", "nvfp4": "fp4"}
@@ -70,7 +70,8 @@ class Job:
     @cached_property
     def recompute(self) -> RecomputeSpec:
         """The plan's recomputation as a table."""
-        return asked if isinstance(asked := self.plan.recompute, RecomputeSpec) else RecomputeSpec(granularity=asked)
+        asked = self.plan.recompute
+        return asked if isinstance(asked, RecomputeSpec) else RecomputeSpec(granularity=asked)
 
     @property
     def _asked_recompute(self) -> Recompute:
@@ -103,11 +104,10 @@ class Job:
     def kernels(self) -> KernelPlan:
         """Which kernels the framework runs layers with."""
         training, plan, spec, compiled = self.training, self.plan, self.framework, self.compiled
-        own, fp8 = spec.kernels, training.narrow_in("linears")
+        own, fp8, whole = spec.kernels, training.narrow_in("linears"), spec.optimizer.autocast and not plan.zero_stage
         in_graph = training.compile == "loss" or (compiled and training.compile != "model")
         sizes = (training.micro_batch_size * training.sequence_length / plan.cp, *head_sizes(self.scenario.model))
         loss = loss_of(spec, training.cross_entropy, compiled=in_graph, tp=plan.tp, sizes=sizes, pure=self.pure_bf16)
-        under = spec.optimizer.autocast and training.precision in ("bf16", "fp16")
         narrow = fp8 and (not own.saves_gathered_input or training.precision in own.narrow_inputs)
         turned = own.turns_output and training.micro_batch_size > 1 and self.attention_kernel != "unfused"
         return KernelPlan(
@@ -128,9 +128,9 @@ class Job:
             # DeepEP and HybridEP send fp32 (Megatron-Core token_dispatcher.py: token_probs.float()), others what the router has.
             row_probability_bytes=4.0 if plan.ep_dispatcher in ("deepep", "hybridep") else 2.0,
             autocast=("joined" if compiled else "own") if self._autocast else "",
-            autocast_powers=under,
+            autocast_powers=spec.optimizer.autocast and training.precision in HALVES,
             frozen_inputs=own.quantised_inputs and training.base_weights in BASE_BYTES,
-            pairs=pairs_of_run(training, own, wide=self._fp32_adapters, compiled=compiled, under=under and not plan.zero_stage),
+            pairs=pairs_of_run(training, own, wide=self._fp32_adapters, compiled=compiled, whole=whole),
         )
 
     @property

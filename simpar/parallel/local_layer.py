@@ -15,7 +15,6 @@ from simpar.graph.kernel_types import Kept, Kernel
 from simpar.graph.kernels import kernels, product_of
 from simpar.graph.ledger import attended, node_flops
 from simpar.graph.rematerialise import Cut, Recompute, cut, staying
-from simpar.graph.scan_kernels import LAUNCHES
 from simpar.graph.shard import Layout, Shards
 from simpar.graph.types import Attention, Convolution, Custom, Einsum, Layer, Loss, Node, Norm, Scan
 from simpar.parallel.adapters import pairs_of
@@ -131,7 +130,7 @@ class LocalLayer:
 
     def elementary_launches(self, kernel: Kernel, *, backward: bool) -> int:
         """Kernels of a memory-bound node in one direction; some run once more for every expert of the rank."""
-        count, each = kernel.launches * (2 if backward else 1), kernel.each_group[backward]
+        count, each = kernel.launched(backward=backward), kernel.each_group[backward]
         group = self.layer.grouping(self.layer.producer[kernel.node.inputs[0]]) if each else ""
         return count + each * max(round(self.shards.extent(group, "expert")), 1) if group else count
 
@@ -189,8 +188,7 @@ class LocalLayer:
         flops = node_flops(self.layer, node) * self.shards.local(over, layout) / self.layer.volume(over)
         if isinstance(node, Custom) and backward:
             flops *= 2.0 if node.backward_flops is None else node.backward_flops / (node.flops or 1.0)
-        launches = LAUNCHES[kind][backward].kernels if isinstance(node, Scan) else kernel.launches * (2 if backward else 1)
-        return KernelWork(kind, flops, moved, launches, backward)
+        return KernelWork(kind, flops, moved, kernel.launched(backward=backward), backward)
 
     def memory(self, kernel: Kernel, *, backward: bool) -> MemoryWork:
         """Traffic of a memory-bound node."""

@@ -16,6 +16,8 @@ BASE_BYTES: Final = {"int8": 1.0 + 4.0 / 4096.0, "nf4": 0.5 + 4.0 / 64.0, "nf4-d
 per 64 weights, which double quantisation turns into a byte and an fp32 per 256 of them (Dettmers et al. 2023, arXiv 2305.14314)."""
 
 Precision = Literal["bf16", "fp16", "fp32", "tf32", "fp8", "fp8-rowwise", "fp8-block", "mxfp8", "nvfp4"]
+HALVES: Final = ("bf16", "fp16")
+"""Precisions of 16 bits, which autocast turns what it multiplies into."""
 BELOW_16_BITS: Final = frozenset({"fp8", "fp8-rowwise", "fp8-block", "mxfp8", "nvfp4"})
 """Precisions below 16 bits."""
 Part = Literal["linears", "experts"]
